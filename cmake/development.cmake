@@ -1,0 +1,44 @@
+# What our own tests, examples and benchmarks are built with.
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+set(CMAKE_CXX_EXTENSIONS OFF)
+
+find_program(POLYSTATE_CCACHE ccache)
+if(POLYSTATE_CCACHE AND PROJECT_IS_TOP_LEVEL)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${POLYSTATE_CCACHE})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${POLYSTATE_CCACHE})
+endif()
+
+if(NOT TARGET Eigen3::Eigen)
+  message(FATAL_ERROR "polystate: tests and examples need Eigen 3.4 (Debian: libeigen3-dev)")
+endif()
+find_package(Threads REQUIRED)
+
+# polystate_development: linked by everything that is ours. Warnings are errors.
+add_library(polystate_development INTERFACE)
+target_compile_options(
+  polystate_development
+  INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wconversion;-Werror>
+            $<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-Xcompiler=-Wall,-Wextra,-Wconversion,-Werror;--Werror=all-warnings>)
+
+# A .cpp program on the host backends.
+function(polystate_add_program name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LIBRARIES" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE polystate::polystate polystate_development Threads::Threads ${arg_LIBRARIES})
+endfunction()
+
+if(POLYSTATE_CUDA)
+  set(POLYSTATE_CUDA_ARCHITECTURES "80-real;90a-real" CACHE STRING "Architectures of our own CUDA programs")
+endif()
+
+# A .cu program. Host helpers that need Eigen (the reference) go into .cpp files of HOST_SOURCES: a .cu never sees Eigen.
+function(polystate_add_cuda_program name)
+  cmake_parse_arguments(arg "" "" "SOURCES;HOST_SOURCES;LIBRARIES" ${ARGN})
+  add_executable(${name} ${arg_SOURCES} ${arg_HOST_SOURCES})
+  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${POLYSTATE_CUDA_ARCHITECTURES}")
+  target_link_libraries(${name} PRIVATE polystate::polystate polystate::cuda polystate_development Threads::Threads
+                                        ${arg_LIBRARIES})
+endfunction()

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// causal_conv1d as it is defined: docs/causal_conv1d.md.
+
+#include <polystate/causal_conv1d.hpp>
+#include <polystate/reference/eigen.hpp>
+
+namespace polystate::inline POLYSTATE_ABI {
+
+namespace detail::inline POLYSTATE_BUILD::reference {
+
+/// a[t] = bias + sum_j weight[:,j] * p[t+j], activated: rows of p are tokens, the first W-1 of them the
+/// state.
+template <class Data, class Scalar>
+matrix<Scalar> convolve(const tensor_view<const acc_t<Data>, 2>& weight,
+                        const tensor_view<const acc_t<Data>, 1>& bias, activation act,
+                        const matrix<Scalar>& p) {
+  const std::int64_t W = weight.extent(1);
+  matrix<Scalar> a = matrix<Scalar>::Zero(p.rows() - (W - 1), p.cols());
+  for (std::int64_t d = 0; d < a.cols(); ++d) {
+    for (std::int64_t t = 0; t < a.rows(); ++t) {
+      if (bias) a(t, d) = static_cast<Scalar>(bias(d));
+      for (std::int64_t j = 0; j < W; ++j) a(t, d) += static_cast<Scalar>(weight(d, j)) * p(t + j, d);
+      if (act == activation::silu) a(t, d) = silu(a(t, d));
+    }
+  }
+  return a;
+}
+
+}  // namespace detail::inline POLYSTATE_BUILD::reference
+
+/// What on_reference asks of the operands: check(), and valid contents of the index operands.
+template <class Data>
+[[nodiscard]] status check(const on_reference&, const causal_conv1d_args<Data>& args) {
+  const status s = check(args);
+  return s.ok() ? check_contents(args) : s;
+}
+template <class Data>
+[[nodiscard]] status check(const on_reference&, const causal_conv1d_step_args<Data>& args) {
+  const status s = check(args);
+  return s.ok() ? check_contents(args) : s;
+}
+
+template <class Data>
+status try_causal_conv1d(const on_reference& exec, const causal_conv1d_args<Data>& args) {
+  namespace ref = detail::reference;
+  using Scalar = compute_t<Data>;
+  if (status s = check(exec, args); !s.ok()) return s;
+
+  const std::int64_t D = args.x.extent(2);
+  const std::int64_t history = args.weight.extent(1) - 1;
+  const sequences all(args.x.extent(0), args.x.extent(1), args.cu_seqlens);
+  for (std::int64_t s = 0; s < all.size(); ++s) {
+    const token_range tokens = all[s];
+    const auto of_sequence = [&](auto view) {
+      return view.select(0, tokens.batch).slice(0, tokens.begin, tokens.end);
+    };
+
+    ref::matrix<Scalar> p = ref::matrix<Scalar>::Zero(history + tokens.size(), D);
+    if (args.initial_state) p.topRows(history) = ref::load(args.initial_state.select(0, s));
+    p.bottomRows(tokens.size()) = ref::load(of_sequence(args.x));
+
+    ref::store(of_sequence(args.y), ref::convolve<Data>(args.weight, args.bias, args.act, p));
+    if (args.final_state) ref::store(args.final_state.select(0, s), p.bottomRows(history));
+  }
+  return {};
+}
+
+template <class Data>
+status try_causal_conv1d_step(const on_reference& exec, const causal_conv1d_step_args<Data>& args) {
+  namespace ref = detail::reference;
+  using Scalar = compute_t<Data>;
+  if (status s = check(exec, args); !s.ok()) return s;
+
+  const std::int64_t T = args.x.extent(1);
+  const std::int64_t D = args.x.extent(2);
+  const std::int64_t history = args.weight.extent(1) - 1;
+  const state_pool pool(args.state.extent(0), args.read_indices, args.write_indices);
+  for (std::int64_t b = 0; b < args.x.extent(0); ++b) {
+    if (pool.padding(b)) {
+      ref::store(args.y.select(0, b), ref::matrix<Scalar>::Zero(T, D));
+      continue;
+    }
+    ref::matrix<Scalar> p(history + T, D);
+    p.topRows(history) = ref::load(args.state.select(0, pool.read(b)));
+    p.bottomRows(T) = ref::load(args.x.select(0, b));
+
+    ref::store(args.y.select(0, b), ref::convolve<Data>(args.weight, args.bias, args.act, p));
+    ref::store(args.state.select(0, pool.write(b)), p.bottomRows(history));
+    for (std::int64_t t = 0; args.intermediate_states && t < T; ++t) {
+      ref::store(args.intermediate_states.select(0, b).select(0, t), p.middleRows(t + 1, history));
+    }
+  }
+  return {};
+}
+
+}  // namespace polystate::inline POLYSTATE_ABI
