@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# tests/run.sh [--all]: builds the tests and examples and runs them. On Debian it installs the packages that are
+# missing. CUDA code is compiled where nvcc is found and run where there is a GPU; elsewhere CUDA programs count as
+# skipped, with what tests/gpu_verified.json knows of them.
+#
+#   --all  also the labels mutants, nightly and long, the benchmarks' build, and the presets cpu-asan and tidy
+#          (which is the build with clang)
+#
+# The last line is "N passed, M failed, K skipped"; a build that fails counts as one failure. Exit status 0: none failed.
+set -uo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+build=$root/build/tests
+# shellcheck source=../cmake/debian_packages.sh
+source "$root/cmake/debian_packages.sh"
+
+passed=0 failed=0 skipped=0
+
+finish() {
+  printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
+  [[ $failed -eq 0 ]]
+  exit
+}
+
+# step COMMAND...: a command that is no test: silent where it works, one failure where it does not.
+step() {
+  "$@" && return 0
+  failed=$((failed + 1))
+  return 1
+}
+
+# run_tests NAME CTEST_ARGUMENT...: adds CTest's results to the counts.
+run_tests() {
+  local results=$root/build/results/$1.xml counts status
+  say "testing ($1)"
+  shift
+  mkdir -p "${results%/*}"
+  rm -f "$results"
+  ctest "$@" --no-tests=error --output-on-failure -j "$(nproc)" --output-junit "$results" >"${results%.xml}.log" 2>&1
+  status=$?
+  if counts=$(python3 "$root/tests/support/junit_counts.py" "$results"); then
+    read -r -a counts <<<"$counts"
+    passed=$((passed + counts[0])) failed=$((failed + counts[1])) skipped=$((skipped + counts[2]))
+    # CTest knows failures that are none of a test's, a timeout of its own among them.
+    [[ $status -eq 0 || ${counts[1]} -gt 0 ]] && return
+  fi
+  tail -n 20 "${results%.xml}.log" >&2
+  failed=$((failed + 1))
+}
+
+# preset NAME: configures, builds and tests one of CMakePresets.json.
+preset() {
+  say "building preset $1"
+  step quietly "$root/build/results/$1-configure.log" cmake --preset "$1" || return
+  step quietly "$root/build/results/$1-build.log" cmake --build --preset "$1" || return
+  run_tests "$1" --preset "$1"
+}
+
+all=0
+case ${1-} in
+  --all) all=1 ;;
+  '') ;;
+  *) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
+esac
+cd "$root" || exit 2
+
+packages=(g++=g++ cmake=cmake ninja-build=ninja python3=python3 pkg-config=pkg-config
+  libeigen3-dev=/usr/include/eigen3/Eigen/Core libcli11-dev=/usr/include/CLI/CLI.hpp
+  nlohmann-json3-dev=/usr/include/nlohmann/json.hpp libgtest-dev=/usr/include/gtest/gtest.h)
+if [[ $all -eq 1 ]]; then
+  packages+=(clang=clang++ clang-tidy=clang-tidy libbenchmark-dev=/usr/include/benchmark/benchmark.h patch=patch
+    python3-numpy=/usr/lib/python3/dist-packages/numpy)
+fi
+step require_packages "${packages[@]}" || finish
+
+PATH=$PATH:/usr/local/cuda/bin
+cuda=OFF gpu=0
+command -v nvcc >/dev/null && cuda=ON
+{ nvidia-smi -L || [[ -e /dev/nvidia0 ]]; } >/dev/null 2>&1 && gpu=1
+benchmarks=OFF
+[[ $all -eq 1 ]] && benchmarks=ON
+
+drop_moved_build "$root" "$build"
+say "building in $build (CUDA $cuda)"
+step quietly "$root/build/results/configure.log" cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+  -DPOLYSTATE_CUDA=$cuda -DPOLYSTATE_BUILD_TESTS=ON -DPOLYSTATE_BUILD_EXAMPLES=ON \
+  -DPOLYSTATE_BUILD_BENCHMARKS=$benchmarks || finish
+step quietly "$root/build/results/build.log" cmake --build "$build" || finish
+
+excluded=()
+[[ $all -eq 0 ]] && excluded+=(mutants nightly long)
+if [[ $gpu -eq 0 ]]; then excluded+=(cuda); fi
+arguments=(--test-dir "$build")
+[[ ${#excluded[@]} -gt 0 ]] && arguments+=(-LE "^($(IFS='|' && echo "${excluded[*]}"))\$")
+run_tests default "${arguments[@]}"
+
+if [[ $cuda == OFF || $gpu -eq 0 ]]; then
+  knowledge=(tests/gpu/record.py verify)
+  if [[ $cuda == ON ]]; then
+    say "CUDA programs, compiled; there is no GPU here to run them:"
+    knowledge+=(--build "$build")
+  else
+    say "CUDA programs of the GPU record; there is no nvcc here to compile them:"
+  fi
+  if verified=$("${knowledge[@]}"); then
+    printf '%s\n' "$verified" | head -n -1
+    skipped=$((skipped + ${verified##*: }))
+  else
+    failed=$((failed + 1))
+  fi
+fi
+
+if [[ $all -eq 1 ]]; then
+  preset cpu-asan
+  preset tidy
+fi
+finish
