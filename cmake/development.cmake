@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What our own tests, examples and benchmarks are built with.
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
@@ -22,6 +23,15 @@ target_compile_options(
   polystate_development
   INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wconversion;-Werror>
             $<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-Xcompiler=-Wall,-Wextra,-Wconversion,-Werror;--Werror=all-warnings>)
+
+set(POLYSTATE_SANITIZE "" CACHE STRING "Sanitizers of our own programs, as in -fsanitize=: address,undefined")
+if(POLYSTATE_SANITIZE)
+  target_compile_options(
+    polystate_development
+    INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${POLYSTATE_SANITIZE};-fno-sanitize-recover=all;-fno-omit-frame-pointer>
+  )
+  target_link_options(polystate_development INTERFACE -fsanitize=${POLYSTATE_SANITIZE})
+endif()
 
 # A .cpp program on the host backends.
 function(polystate_add_program name)
