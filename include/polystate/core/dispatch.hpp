@@ -18,6 +18,7 @@ namespace polystate::inline POLYSTATE_ABI {
 template <int... Values>
 struct int_list {
   static constexpr int size = sizeof...(Values);
+  static constexpr int values[size + 1] = {Values..., 0};  ///< and a 0 after the last, so that none is legal
   static constexpr bool contains(std::int64_t v) { return ((v == Values) || ...); }
   /// "2, 3, 4"
   static std::string text() {

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// First axis of a layer: how a token changes a state, and how a state is read. Every rule has the form
+///
+///     S <- transition_t(S) + write_t        o_t = scale * S q_t
+///
+/// with a state S of (dv, dk). The types stand for the rule; their operands are in `operands`.
+
+#include <polystate/core/element.hpp>
+#include <polystate/core/tensor_view.hpp>
+
+#include <type_traits>
+
+namespace polystate::inline POLYSTATE_ABI {
+
+namespace rule {
+
+/// S <- S + v k^T. Linear attention (Katharopoulos et al. 2020, arXiv:2006.16236).
+struct linear {
+  static constexpr const char* name = "linear";
+  static constexpr bool has_decay = false;
+  static constexpr bool has_beta = false;
+};
+
+/// S <- alpha S + v k^T, alpha = exp(g): simple GLA, RetNet, SSD (Dao & Gu 2024, arXiv:2405.21060).
+struct gated {
+  static constexpr const char* name = "gated";
+  static constexpr bool has_decay = true;
+  static constexpr bool has_beta = false;
+};
+
+/// S <- S (I - beta k k^T) + beta v k^T. DeltaNet (Yang et al. 2024, arXiv:2406.06484).
+struct delta {
+  static constexpr const char* name = "delta";
+  static constexpr bool has_decay = false;
+  static constexpr bool has_beta = true;
+};
+
+/// S <- alpha S (I - beta k k^T) + beta v k^T. Gated DeltaNet (Yang et al. 2024, arXiv:2412.06464). The decay
+/// comes first: the prediction error is taken from the decayed state.
+struct gated_delta {
+  static constexpr const char* name = "gated_delta";
+  static constexpr bool has_decay = true;
+  static constexpr bool has_beta = true;
+};
+
+/// `gated` in Mamba-2's parametrisation: key B_t, query C_t, value d_t x_t, decay exp(d_t A), with skip D and
+/// gate z. For multi_state; the single-state operator is ssd().
+struct ssd {
+  static constexpr const char* name = "ssd";
+};
+
+}  // namespace rule
+
+/// The rules of gated_delta_rule(): those with q, k, v.
+template <class Rule>
+inline constexpr bool is_delta_family =
+    std::is_same_v<Rule, rule::linear> || std::is_same_v<Rule, rule::gated> ||
+    std::is_same_v<Rule, rule::delta> || std::is_same_v<Rule, rule::gated_delta>;
+
+/// What a recurrence reads from each token. B batch entries, T tokens, HV heads, HK key heads (HV a multiple
+/// of HK, consecutive heads share a key head).
+template <class Data, class Rule>
+struct operands {
+  static_assert(is_delta_family<Rule>, "the rule is one of rule::linear, gated, delta, gated_delta, ssd");
+
+  tensor_view<const Data, 4> q;              ///< (B, T, HK, dk)
+  tensor_view<const Data, 4> k;              ///< (B, T, HK, dk)
+  tensor_view<const Data, 4> v;              ///< (B, T, HV, dv)
+  tensor_view<const acc_t<Data>, 3> g{};     ///< (B, T, HV), log alpha, -inf allowed; rules with a decay only
+  tensor_view<const acc_t<Data>, 3> beta{};  ///< (B, T, HV), meant to be in [0, 2]; rules with beta only
+  double scale = 1;                          ///< of the read-out, often 1/sqrt(dk)
+  bool qk_l2norm = false;  ///< q and k are divided by sqrt(sum of squares + l2norm_eps) first
+  double l2norm_eps = 1e-6;
+};
+
+/// The part of the operands that reads and does not write: a query against states that exist already.
+template <class Data, class Rule>
+struct query_operands {
+  static_assert(is_delta_family<Rule>, "the rule is one of rule::linear, gated, delta, gated_delta, ssd");
+
+  tensor_view<const Data, 4> q;  ///< (B, T, HK, dk)
+  double scale = 1;
+  bool qk_l2norm = false;
+  double l2norm_eps = 1e-6;
+};
+
+}  // namespace polystate::inline POLYSTATE_ABI

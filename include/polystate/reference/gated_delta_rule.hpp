@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// The delta family as it is defined: docs/gated_delta_rule.md.
+
+#include <polystate/gated_delta_rule.hpp>
+#include <polystate/reference/recurrence.hpp>
+
+#include <cmath>
+
+namespace polystate::inline POLYSTATE_ABI {
+
+namespace detail::inline POLYSTATE_BUILD::reference {
+
+template <class Data, class Rule>
+class recurrence<operands<Data, Rule>> {
+ public:
+  using Scalar = compute_t<Data>;
+
+  explicit recurrence(const operands<Data, Rule>& in) : in_(in) {}
+
+  [[nodiscard]] std::int64_t heads() const { return in_.v.extent(2); }
+  [[nodiscard]] std::int64_t groups() const { return in_.k.extent(2); }
+  [[nodiscard]] std::int64_t dv() const { return in_.v.extent(3); }
+  [[nodiscard]] std::int64_t dk() const { return in_.k.extent(3); }
+  [[nodiscard]] double scale() const { return in_.scale; }
+
+  [[nodiscard]] vector<Scalar> key(const token& at, std::int64_t group) const {
+    return normalized(in_.k, at, group);
+  }
+  [[nodiscard]] vector<Scalar> query(const token& at, std::int64_t group) const {
+    return normalized(in_.q, at, group);
+  }
+
+  /// S <- alpha S (I - beta k k^T)
+  void transition(matrix<Scalar>& S, const token& at, std::int64_t head) const {
+    using std::exp;
+    if constexpr (Rule::has_decay) S *= exp(static_cast<Scalar>(in_.g(at.b, at.t, head)));
+    if constexpr (Rule::has_beta) {
+      const vector<Scalar> k = key_of_head(at, head);
+      const vector<Scalar> read = S * k;
+      S -= beta(at, head) * read * k.transpose();
+    }
+  }
+
+  /// S <- S + beta v k^T
+  void write(matrix<Scalar>& S, const token& at, std::int64_t head) const {
+    const vector<Scalar> v = load(in_.v.select(0, at.b).select(0, at.t).select(0, head));
+    S += beta(at, head) * v * key_of_head(at, head).transpose();
+  }
+
+  [[nodiscard]] vector<Scalar> finish(const vector<Scalar>& o, const token&, std::int64_t) const { return o; }
+
+ private:
+  [[nodiscard]] vector<Scalar> normalized(const tensor_view<const Data, 4>& rows, const token& at,
+                                          std::int64_t group) const {
+    const vector<Scalar> x = load(rows.select(0, at.b).select(0, at.t).select(0, group));
+    return in_.qk_l2norm ? l2_normalized(x, in_.l2norm_eps) : x;
+  }
+  [[nodiscard]] vector<Scalar> key_of_head(const token& at, std::int64_t head) const {
+    return key(at, group_of_head(head, heads(), groups()));
+  }
+  [[nodiscard]] Scalar beta(const token& at, std::int64_t head) const {
+    if constexpr (Rule::has_beta) {
+      return static_cast<Scalar>(in_.beta(at.b, at.t, head));
+    } else {
+      return Scalar(1);
+    }
+  }
+
+  operands<Data, Rule> in_;
+};
+
+}  // namespace detail::inline POLYSTATE_BUILD::reference
+
+/// What on_reference asks of the operands: check(), and valid contents of the index operands.
+template <class Dims = dims<>, class Data, class Rule, class State>
+[[nodiscard]] status check(const on_reference&, const gated_delta_rule_args<Data, Rule, State>& args) {
+  const status s = check<Dims>(args);
+  return s.ok() ? check_contents(args) : s;
+}
+template <class Dims = dims<>, class Data, class Rule, class State>
+[[nodiscard]] status check(const on_reference&, const gated_delta_rule_step_args<Data, Rule, State>& args) {
+  const status s = check<Dims>(args);
+  return s.ok() ? check_contents(args) : s;
+}
+
+template <class Dims, class Data, class Rule, class State>
+status try_gated_delta_rule(const on_reference& exec, const gated_delta_rule_args<Data, Rule, State>& args) {
+  namespace ref = detail::reference;
+  if (status s = check<Dims>(exec, args); !s.ok()) return s;
+  ref::forward(ref::recurrence(operands_of(args)),
+               sequences(args.q.extent(0), args.q.extent(1), args.cu_seqlens), args.initial_state, args.o,
+               args.final_state);
+  return {};
+}
+
+template <class Dims, class Data, class Rule, class State>
+status try_gated_delta_rule_step(const on_reference& exec,
+                                 const gated_delta_rule_step_args<Data, Rule, State>& args) {
+  namespace ref = detail::reference;
+  if (status s = check<Dims>(exec, args); !s.ok()) return s;
+  ref::step(ref::recurrence(operands_of(args)),
+            state_pool(args.state.extent(0), args.read_indices, args.write_indices), args.state, args.o,
+            args.intermediate_states);
+  return {};
+}
+
+}  // namespace polystate::inline POLYSTATE_ABI

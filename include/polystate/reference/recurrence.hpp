@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// What every recurrence with a matrix state shares: a walk over tokens with one state a head. The
+/// recurrences themselves, `recurrence<operands<Data, Rule>>`, live with their operators.
+
+#include <polystate/core/sequences.hpp>
+#include <polystate/core/state_pool.hpp>
+#include <polystate/recurrence.hpp>
+#include <polystate/reference/eigen.hpp>
+
+#include <cstdint>
+
+namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference {
+
+/// Token t of batch entry b.
+struct token {
+  std::int64_t b;
+  std::int64_t t;
+};
+
+/// A recurrence in the reference, specialised per kind of operands:
+///   heads(), groups(), dv(), dk(), scale()       sizes and the factor of the read-out
+///   key(token, group), query(token, group)       as the state uses them: normalised, not scaled
+///   transition(S, token, head), write(S, token, head)   the two halves of a step, in this order
+///   finish(o, token, head)                       what happens to the read-out once a token
+template <class Operands>
+class recurrence;
+template <class Operands>
+recurrence(const Operands&) -> recurrence<Operands>;
+
+/// x / sqrt(sum x^2 + eps); a zero row stays zero.
+template <class Scalar>
+vector<Scalar> l2_normalized(const vector<Scalar>& x, double eps) {
+  using std::sqrt;
+  return x / sqrt(x.squaredNorm() + Scalar(eps));
+}
+
+/// One step: S <- transition(S) + write.
+template <class Recurrence, class Scalar>
+void advance(const Recurrence& r, matrix<Scalar>& S, const token& at, std::int64_t head) {
+  r.transition(S, at, head);
+  r.write(S, at, head);
+}
+
+/// o_t = scale * S q_t, finished.
+template <class Recurrence, class Scalar>
+vector<Scalar> read(const Recurrence& r, const matrix<Scalar>& S, const token& at, std::int64_t head) {
+  const vector<Scalar> q = r.query(at, group_of_head(head, r.heads(), r.groups()));
+  return r.finish(vector<Scalar>(Scalar(r.scale()) * (S * q)), at, head);
+}
+
+/// The single-state operator: one state a head and sequence.
+template <class Recurrence, class Data, class State>
+void forward(const Recurrence& r, const sequences& all, const tensor_view<const State, 4>& initial_state,
+             const tensor_view<Data, 4>& o, const tensor_view<State, 4>& final_state) {
+  using Scalar = compute_t<Data>;
+  for (std::int64_t s = 0; s < all.size(); ++s) {
+    for (std::int64_t h = 0; h < r.heads(); ++h) {
+      matrix<Scalar> S = matrix<Scalar>::Zero(r.dv(), r.dk());
+      if (initial_state) S = load<const State, Scalar>(initial_state.select(0, s).select(0, h));
+      for (std::int64_t t = all[s].begin; t < all[s].end; ++t) {
+        const token at{all[s].batch, t};
+        advance(r, S, at, h);
+        store(o.select(0, at.b).select(0, t).select(0, h), read(r, S, at, h));
+      }
+      if (final_state) store(final_state.select(0, s).select(0, h), S);
+    }
+  }
+}
+
+/// The single-state operator's step: states in a pool, in place.
+template <class Recurrence, class Data, class State>
+void step(const Recurrence& r, const state_pool& pool, const tensor_view<State, 4>& state,
+          const tensor_view<Data, 4>& o, const tensor_view<State, 5>& intermediate_states) {
+  using Scalar = compute_t<Data>;
+  for (std::int64_t b = 0; b < o.extent(0); ++b) {
+    for (std::int64_t h = 0; h < r.heads(); ++h) {
+      if (pool.padding(b)) {
+        store(o.select(0, b).select(1, h), matrix<Scalar>::Zero(o.extent(1), r.dv()));
+        continue;
+      }
+      matrix<Scalar> S = load<State, Scalar>(state.select(0, pool.read(b)).select(0, h));
+      for (std::int64_t t = 0; t < o.extent(1); ++t) {
+        advance(r, S, {b, t}, h);
+        store(o.select(0, b).select(0, t).select(0, h), read(r, S, {b, t}, h));
+        if (intermediate_states) store(intermediate_states.select(0, b).select(0, t).select(0, h), S);
+      }
+      store(state.select(0, pool.write(b)).select(0, h), S);
+    }
+  }
+}
+
+}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference
