@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: Apache-2.0
+// That the units link is the test.
+int main() {}
