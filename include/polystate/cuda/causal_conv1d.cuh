@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// causal_conv1d on CUDA: docs/causal_conv1d.md says which kernel runs when.
+
+#include <polystate/causal_conv1d.hpp>
+#include <polystate/cuda/causal_conv1d/forward.cuh>
+#include <polystate/cuda/causal_conv1d/policy.hpp>
+#include <polystate/cuda/causal_conv1d/step.cuh>
+#include <polystate/cuda/device.cuh>
+#include <polystate/cuda/workspace.cuh>
+
+#include <cstdint>
+#include <vector>
+
+namespace polystate::inline POLYSTATE_ABI {
+
+namespace detail::inline POLYSTATE_BUILD::cuda {
+
+/// The checks that every operand block of the convolution shares, after the contract's own.
+template <class Args>
+status check_convolution(const char* name, const on_cuda& exec, const Args& args) {
+  status s = polystate::check(args);
+  if (s.ok()) s = check_stream(name, exec);
+  if (s.ok()) s = check_workspace(name, exec, workspace_bytes(exec, args));
+  return s;
+}
+
+}  // namespace detail::inline POLYSTATE_BUILD::cuda
+
+/// What on_cuda asks of the operands: check(), a stream of the current device, and a workspace, if given,
+/// that is aligned. Reads no elements.
+template <class Data>
+[[nodiscard]] status check(const on_cuda& exec, const causal_conv1d_args<Data>& args) {
+  return detail::cuda::check_convolution("causal_conv1d", exec, args);
+}
+template <class Data>
+[[nodiscard]] status check(const on_cuda& exec, const causal_conv1d_step_args<Data>& args) {
+  return detail::cuda::check_convolution("causal_conv1d_step", exec, args);
+}
+
+/// check(), and the contents of the index operands. Copies them to the host and waits for exec.stream, so it
+/// cannot run under graph capture.
+template <class Data>
+[[nodiscard]] status validate(const on_cuda& exec, const causal_conv1d_args<Data>& args) {
+  status s = check(exec, args);
+  std::vector<std::int32_t> cu_seqlens;
+  if (s.ok() && args.cu_seqlens) {
+    s = detail::cuda::read_indices("causal_conv1d", exec, "cu_seqlens", args.cu_seqlens, cu_seqlens);
+  }
+  if (!s.ok()) return s;
+  causal_conv1d_args<Data> here = args;
+  here.cu_seqlens = detail::cuda::host_view(args.cu_seqlens, cu_seqlens);
+  return check_contents(here);
+}
+template <class Data>
+[[nodiscard]] status validate(const on_cuda& exec, const causal_conv1d_step_args<Data>& args) {
+  constexpr const char* name = "causal_conv1d_step";
+  status s = check(exec, args);
+  std::vector<std::int32_t> read;
+  std::vector<std::int32_t> write;
+  if (s.ok() && args.read_indices) {
+    s = detail::cuda::read_indices(name, exec, "read_indices", args.read_indices, read);
+  }
+  if (s.ok() && args.write_indices) {
+    s = detail::cuda::read_indices(name, exec, "write_indices", args.write_indices, write);
+  }
+  if (!s.ok()) return s;
+  causal_conv1d_step_args<Data> here = args;
+  here.read_indices = detail::cuda::host_view(args.read_indices, read);
+  here.write_indices = detail::cuda::host_view(args.write_indices, write);
+  return check_contents(here);
+}
+
+template <class Data>
+status try_causal_conv1d(const on_cuda& exec, const causal_conv1d_args<Data>& args) {
+  namespace kernels = detail::cuda;
+  static_assert(kernels::is_element<Data>, "causal_conv1d on_cuda takes float, half and bfloat16 data");
+  constexpr const char* name = "causal_conv1d";
+  status s = check(exec, args);
+  if (!s.ok()) return s;
+  const kernels::causal_conv1d_forward_params<Data> params{
+      .op = args,
+      .all = sequences(args.x.extent(0), args.x.extent(1), args.cu_seqlens),
+      .initial_state = kernels::vector_rows(args.initial_state),
+      .schedule = kernels::forward_schedule(args, kernels::multiprocessor_count())};
+  // No sequence of no tokens: cu_seqlens of one entry has nothing to say, whatever T is.
+  if (params.all.size() == 0) return s;
+  s = kernels::launch_forward(name, exec, params);
+  return s.ok() && args.final_state ? kernels::launch_final_state(name, exec, params) : s;
+}
+
+template <class Data>
+status try_causal_conv1d_step(const on_cuda& exec, const causal_conv1d_step_args<Data>& args) {
+  namespace kernels = detail::cuda;
+  static_assert(kernels::is_element<Data>, "causal_conv1d_step on_cuda takes float, half and bfloat16 data");
+  const status s = check(exec, args);
+  if (!s.ok()) return s;
+  const kernels::causal_conv1d_step_params<Data> params{
+      .op = args,
+      .pool = state_pool(args.state.extent(0), args.read_indices, args.write_indices),
+      .state = kernels::vector_rows(args.state),
+      .intermediate_states = kernels::vector_rows(args.intermediate_states),
+      .schedule = kernels::step_schedule(args)};
+  return kernels::launch_step("causal_conv1d_step", exec, params);
+}
+
+}  // namespace polystate::inline POLYSTATE_ABI

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// What a call asks of its stream and device, and reading index operands back for validation.
+
+#include <polystate/core/element.hpp>
+#include <polystate/core/error.hpp>
+#include <polystate/core/exec.hpp>
+#include <polystate/core/tensor_view.hpp>
+#include <polystate/cuda/error.cuh>
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
+
+/// Element types of the CUDA kernels.
+template <class Data>
+inline constexpr bool is_element =
+    std::is_same_v<Data, float> || std::is_same_v<Data, half> || std::is_same_v<Data, bfloat16>;
+
+/// The stream must belong to the current device. The default streams (null, cudaStreamLegacy,
+/// cudaStreamPerThread) are always the current device's. Safe under graph capture.
+inline status check_stream(const char* op, const on_cuda& exec) {
+  int current = 0;
+  status s = runtime_status(op, "exec", cudaGetDevice(&current));
+  const bool is_default =
+      exec.stream == nullptr || exec.stream == cudaStreamLegacy || exec.stream == cudaStreamPerThread;
+  if (!s.ok() || is_default) return s;
+  int of_stream = 0;
+  s = runtime_status(op, "exec.stream", cudaStreamGetDevice(exec.stream, &of_stream));
+  if (!s.ok() || of_stream == current) return s;
+  return {error_code::device, op, "exec.stream",
+          "belongs to device " + std::to_string(of_stream) + ", supported: the current device, " +
+              std::to_string(current)};
+}
+
+/// Multiprocessors of the current device, which schedules are sized by.
+inline int multiprocessor_count() {
+  int device = 0;
+  int count = 0;
+  const bool known = cudaGetDevice(&device) == cudaSuccess &&
+                     cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess;
+  return known ? count : 1;
+}
+
+/// Copies an index operand to the host in stream order and waits for it, so `host` is what a kernel launched
+/// now would read. Cannot run while the stream is captured. An operand with gaps is copied entry by entry.
+inline status read_indices(const char* op, const on_cuda& exec, const char* name, const index_view& indices,
+                           std::vector<std::int32_t>& host) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  status s = runtime_status(op, "exec.stream", cudaStreamIsCapturing(exec.stream, &capture));
+  if (!s.ok()) return s;
+  if (capture != cudaStreamCaptureStatusNone) {
+    return {error_code::unsupported, op, "exec.stream", "is being captured, and validation synchronises"};
+  }
+  host.resize(static_cast<std::size_t>(indices.size()));
+  const bool contiguous = indices.size() < 2 || indices.stride(0) == 1;
+  const std::size_t entries_per_copy = contiguous ? host.size() : 1;
+  for (std::size_t i = 0; i < host.size() && s.ok(); i += entries_per_copy) {
+    s = runtime_status(op, name,
+                       cudaMemcpyAsync(&host[i], &indices(i), entries_per_copy * sizeof(std::int32_t),
+                                       cudaMemcpyDefault, exec.stream));
+  }
+  return s.ok() ? runtime_status(op, name, cudaStreamSynchronize(exec.stream)) : s;
+}
+
+/// The view of an index operand's copy on the host; absent where the operand is.
+inline index_view host_view(const index_view& indices, const std::vector<std::int32_t>& host) {
+  if (!indices) return {};
+  return {host.data(), {indices.extent(0)}};
+}
+
+}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// Launching a kernel.
+
+#include <polystate/core/error.hpp>
+#include <polystate/core/exec.hpp>
+#include <polystate/cuda/error.cuh>
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <type_traits>
+
+namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
+
+/// One-dimensional, since the other two dimensions of a grid end at 65,535 blocks.
+struct grid {
+  std::int64_t blocks = 0;
+  int threads = 0;
+  std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block
+};
+
+/// Launches kernel(params) on exec.stream. A grid of 0 blocks is an empty problem: nothing is launched.
+template <class Params>
+POLYSTATE_HIDDEN status launch(const char* op, const on_cuda& exec, const grid& g, void (*kernel)(Params),
+                               const Params& params) {
+  static_assert(std::is_trivially_copyable_v<Params>, "kernel parameters are copied byte by byte");
+  constexpr std::int64_t most_blocks = std::numeric_limits<std::int32_t>::max();
+  constexpr std::size_t shared_bytes_without_asking = 48 * 1024;
+  if (g.blocks == 0) return {};
+  if (g.blocks > most_blocks) {
+    return {error_code::unsupported, op, "grid",
+            std::to_string(g.blocks) + " blocks, supported: up to " + std::to_string(most_blocks)};
+  }
+  if (g.shared_bytes > shared_bytes_without_asking) {
+    const auto bytes = static_cast<int>(g.shared_bytes);
+    status s = runtime_status(
+        op, "launch", cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    if (!s.ok()) return s;
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(g.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(g.threads));
+  config.dynamicSmemBytes = g.shared_bytes;
+  config.stream = exec.stream;
+  return runtime_status(op, "launch", cudaLaunchKernelEx(&config, kernel, params));
+}
+
+}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda

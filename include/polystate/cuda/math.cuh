@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// Elementary functions at the accuracy that the data's type deserves.
+
+#include <polystate/core/element.hpp>
+
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <type_traits>
+
+namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
+
+/// 2^x by the special-function unit: 2 ulp, results below 2^-126 are 0.
+__device__ inline float exp2_approximate(float x) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
+/// 1/x by the special-function unit: 1 ulp.
+__device__ inline float reciprocal_approximate(float x) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
+/// x * sigmoid(x) of a sum kept in float, to be rounded to Data: a few ulp of float for float data, the
+/// special-function unit for 16-bit data, where rounding to Data is 2^13 times coarser. Written in
+/// e = exp(-|x|) <= 1, so that no |x| overflows and the left tail keeps its relative accuracy.
+template <class Data>
+__device__ float silu(float x) {
+  if constexpr (std::is_same_v<Data, float>) {
+    const float e = expf(-fabsf(x));
+    return (x >= 0 ? x : x * e) / (1.0f + e);
+  } else {
+    constexpr float log2_e = 1.44269504088896341f;
+    const float e = exp2_approximate(-log2_e * fabsf(x));
+    return (x >= 0 ? x : x * e) * reciprocal_approximate(1.0f + e);
+  }
+}
+
+}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda
