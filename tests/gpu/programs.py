@@ -49,27 +49,38 @@ def _nvcc_release(build):
     raise SystemExit(f"{build} was configured without CUDA")
 
 
-def targets(build):
-    """Paths in the build folder of the programs that CTest runs under the label cuda."""
+def _tests(build):
+    """CTest's entries under the label cuda. One without arguments is a GoogleTest program; any other is a command,
+    judged by its exit status."""
     shown = subprocess.run(["ctest", "--test-dir", str(build), "-L", "^cuda$", "--show-only=json-v1"],
                            stdout=subprocess.PIPE, check=True).stdout
-    return {test["name"]: str(pathlib.Path(test["command"][0]).relative_to(build))
-            for test in json.loads(shown)["tests"]}
+    for test in json.loads(shown)["tests"]:
+        program, *arguments = test["command"]
+        # The folder may be run elsewhere: no absolute path of this machine.
+        yield (test["name"], str(pathlib.Path(program).relative_to(build)),
+               [a.replace(str(build), "{build}").replace(str(ROOT), "{root}") for a in arguments])
+
+
+def command(build, program):
+    """The command line of a listed program, on this machine."""
+    return [str(build / program["path"]),
+            *(a.replace("{build}", str(build)).replace("{root}", str(ROOT)) for a in program["arguments"])]
 
 
 def listed(build):
-    """Of a built Ninja folder: {"nvcc", "programs": {name: {"path", "hash", "files"}}}."""
+    """Of a Ninja folder: {"nvcc", "programs": {name: {"path", "arguments", "hash", "files"}}}. Builds what is out of
+    date, so that the hashes are those of the programs."""
     build = pathlib.Path(build).resolve()
-    paths = targets(build)
-    if paths and "no work to do" not in _ninja(build, "-n", *paths.values()):
-        raise SystemExit(f"{build} is older than its sources: build it first")
+    tests = sorted(_tests(build))
+    if tests:
+        _ninja(build, *{path for _, path, _ in tests})
     objects = _dependencies(build)
     programs = {}
-    for name, path in sorted(paths.items()):
+    for name, path, arguments in tests:
         files = set()
         for item in _ninja(build, "-t", "inputs", path).splitlines():
             files.update(objects.get(item, ()))
         if not files:
             raise SystemExit(f"{name}: ninja knows no dependencies of {path}")
-        programs[name] = {"path": path, "hash": hash_of(files), "files": sorted(files)}
+        programs[name] = {"path": path, "arguments": arguments, "hash": hash_of(files), "files": sorted(files)}
     return {"nvcc": _nvcc_release(build), "programs": programs}

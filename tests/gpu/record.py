@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of what was verified on a GPU: tests/gpu_verified.json.
 
-  record.py hashes BUILD             on the building machine: lists the CUDA test programs of a built folder
+  record.py hashes BUILD [...]       on the building machine: builds and lists the CUDA test programs of a folder
   record.py write BUILD [...]        on the machine with the GPU: runs them and writes the record (tests/gpu/run.sh)
   record.py verify [--build BUILD]   anywhere: one line a program, then the line "CUDA programs: N"
 
@@ -21,6 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 
 import programs
 
@@ -28,6 +29,7 @@ sys.path.insert(0, str(programs.ROOT / "tests" / "support"))
 import googletest  # noqa: E402
 
 RECORD = programs.ROOT / "tests" / "gpu_verified.json"
+MUTANTS = "gpu_mutants.json"  # in the build folder, by tests/mutants/CMakeLists.txt
 FORMAT = "polystate-gpu-record-1"
 # GoogleTest patterns know no character classes: this is "sanitizer", with either capital, or all capitals.
 SANITIZER_FILTER = "*anitizer*:*SANITIZER*"
@@ -49,6 +51,14 @@ def read_record(path):
     return record
 
 
+def write_record(path, record):
+    record["programs"] = dict(sorted(record["programs"].items()))
+    text = json.dumps(record, indent=1) + "\n"
+    # One line a test.
+    text = re.sub(r'\{\s+("name": [^{}]*?)\s+\}', lambda m: "{" + re.sub(r",\s+", ", ", m.group(1)) + "}", text)
+    pathlib.Path(path).write_text(text)
+
+
 def device_and_driver():
     answer = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
                             stdout=subprocess.PIPE, check=True).stdout.decode().splitlines()
@@ -63,24 +73,34 @@ def find_sanitizer():
     raise SystemExit("compute-sanitizer not found; --no-sanitizer runs the tests without it")
 
 
+def run_command(command):
+    """A command that is no GoogleTest program, as a run of one test."""
+    started = time.monotonic()
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=programs.ROOT, check=False)
+    outcome = {0: "passed", 77: "skipped"}.get(done.returncode, "failed")
+    test = {"name": "command", "seconds": round(time.monotonic() - started, 3), "outcome": outcome}
+    return googletest.Run(done.returncode, done.stdout.decode(errors="replace"), True, [test])
+
+
 def sanitize(sanitizer, tool, program):
     done = googletest.run(program, SANITIZER_FILTER, timeout=1800, prefix=[
         sanitizer, *SANITIZERS[tool], "--error-exitcode", str(SANITIZER_ERROR)])
     summaries = re.findall(r"=+ (?:\w+ )?SUMMARY: (.*)", done.output)
-    clean = done.outcome() == "passed" and bool(summaries)
+    clean = done.outcome() == "passed" and bool(summaries) and all(s.startswith("0 ") for s in summaries)
     if not clean:
         print(done.output[-8000:])
     return {"tests": len(done.tests), "clean": clean, "summary": "; ".join(summaries) or "no summary"}
 
 
-def run_program(name, path, sanitizer, known):
+def run_program(name, command, sanitizer, known):
     print(f"-- {name}", flush=True)
-    done = googletest.run(path, timeout=3600)
+    path, *arguments = command
+    done = run_command(command) if arguments else googletest.run(path, timeout=3600)
     outcome = done.outcome()
     if outcome != "passed":
         print(done.output[-8000:])
     entry = {**known, "outcome": outcome, "sanitizer": {}, "tests": done.tests}
-    if sanitizer and outcome == "passed" and googletest.list_tests(path, SANITIZER_FILTER):
+    if sanitizer and outcome == "passed" and not arguments and googletest.list_tests(path, SANITIZER_FILTER):
         entry["sanitizer"] = {tool: sanitize(sanitizer, tool, path) for tool in SANITIZERS}
     for tool, result in entry["sanitizer"].items():
         print(f"   {tool}: {result['tests']} tests, {result['summary']}")
@@ -89,13 +109,19 @@ def run_program(name, path, sanitizer, known):
     return entry
 
 
+def known_mutants(build):
+    """name -> path of its program in the build folder"""
+    return json.loads((build / MUTANTS).read_text())
+
+
 def run_mutants(build, wanted):
-    """name -> whether its tests failed, by assertions, as they must. Listed by tests/mutants/CMakeLists.txt."""
-    listing = build / "gpu_mutants.json"
+    """name -> whether its tests failed, by assertions, as they must."""
     results = {}
-    for name, path in json.loads(listing.read_text()).items():
+    for name, path in known_mutants(build).items():
         if wanted and not re.search(wanted, name):
             continue
+        if not (build / path).exists():
+            raise SystemExit(f"{build / path}: not there; build the target gpu_mutants")
         done = googletest.run(build / path, timeout=3600)
         red = done.reported and bool(done.named("failed"))
         results[name] = {"red": red, "failed_tests": done.named("failed")[:8]}
@@ -114,6 +140,16 @@ def command_hashes(options):
     listing = programs.listed(build)
     (build / programs.LISTING).write_text(json.dumps(listing, indent=1) + "\n")
     print(f"{len(listing['programs'])} CUDA test programs: {build / programs.LISTING}")
+    if options.bundle:
+        mutants = known_mutants(build).values()
+        kept = [programs.LISTING, MUTANTS, *(p["path"] for p in listing["programs"].values()),
+                *(path for path in mutants if (build / path).exists())]
+        shutil.rmtree(options.bundle, ignore_errors=True)
+        for name in dict.fromkeys(kept):
+            target = pathlib.Path(options.bundle) / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(build / name, target)
+        print(f"{len(set(kept))} files to carry: {options.bundle}")
     return 0
 
 
@@ -137,17 +173,19 @@ def command_write(options):
     for name, p in listing["programs"].items():
         if options.only and not re.search(options.only, name):
             continue
-        entry = run_program(name, build / p["path"], sanitizer,
+        entry = run_program(name, programs.command(build, p), sanitizer,
                             {**circumstances, "hash": p["hash"], "files": p["files"]})
         record["programs"][name] = entry
+        write_record(options.record, record)  # after each, so that a run that is cut short leaves what it saw
         failed += [] if good(entry) else [name]
     if options.mutants:
         results = run_mutants(build, options.only_mutants)
+        record["mutants"] = {name: entry for name, entry in record["mutants"].items() if name in known_mutants(build)}
         record["mutants"].update({name: {**result, **circumstances} for name, result in results.items()})
         failed += [f"mutant {name}" for name, result in results.items() if not result["red"]]
 
-    record["programs"] = dict(sorted(record["programs"].items()))
-    pathlib.Path(options.record).write_text(json.dumps(record, indent=1) + "\n")
+        write_record(options.record, record)
+
     print(f"-- {device}, driver {driver}, nvcc {listing['nvcc']}: written to {options.record}")
     if failed:
         print(f"-- not good: {', '.join(failed)}")
@@ -182,6 +220,7 @@ def main():
 
     hashes = commands.add_parser("hashes")
     hashes.add_argument("build")
+    hashes.add_argument("--bundle", metavar="DIR", help="copies what another machine needs of the folder to DIR")
     hashes.set_defaults(command=command_hashes)
 
     write = commands.add_parser("write")

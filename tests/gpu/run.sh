@@ -10,8 +10,8 @@
 #   --only-mutants REGEX  of the mutants, those whose name it finds
 #   --no-sanitizer        without compute-sanitizer
 #
-# Each program that is declared with polystate_add_cuda_test (CTest label cuda) runs once as it is, then its tests
-# whose name contains "sanitizer", in either case, run under compute-sanitizer's memcheck, racecheck and initcheck:
+# Each CTest entry with the label cuda (polystate_add_cuda_test) runs once as it is; of a GoogleTest program, the tests
+# whose name contains "sanitizer", in either case, run again under compute-sanitizer's memcheck, racecheck and initcheck:
 # name the small cases so (TEST(causal_conv1d_cuda, sanitizer_packed)), since a sanitizer makes a test 10 to 100
 # times slower. A program without such a test is not sanitized. Exit status 0: everything passed, was clean, was red.
 #
@@ -19,7 +19,8 @@
 # compute-sanitizer there; the sources must be the same):
 #   cmake -S . -B build/gpu -G Ninja -DPOLYSTATE_CUDA=ON && cmake --build build/gpu
 #   cmake --build build/gpu --target gpu_mutants       # for --mutants
-#   tests/gpu/record.py hashes build/gpu
+#   tests/gpu/record.py hashes build/gpu --bundle build/gpu_bundle
+#   tests/gpu/run.sh --prebuilt build/gpu_bundle       # there
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
