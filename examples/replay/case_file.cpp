@@ -105,8 +105,9 @@ std::optional<element> element_named(std::string_view name) {
   return std::nullopt;
 }
 
-case_file case_file::read(const std::filesystem::path& path) {
-  const st::file file = st::read(path);
+case_file case_file::read(const std::filesystem::path& path) { return from(st::read(path)); }
+
+case_file case_file::from(const st::file& file) {
   case_file c;
   c.path_ = file.name();
   c.metadata_ = file.metadata();
@@ -126,7 +127,7 @@ case_file case_file::read(const std::filesystem::path& path) {
       if (extent != 0) product *= extent;  // fits: the reader saw to it
     }
     if (empty && product > largest_empty_shape) {
-      throw st::error(path.string(), name, "an empty tensor with extents that multiply to more than 2^24");
+      throw st::error(file.name(), name, "an empty tensor with extents that multiply to more than 2^24");
     }
     tensor t = load(file, name);
     t.shape = stored.shape;

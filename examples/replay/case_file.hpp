@@ -5,6 +5,8 @@
 /// One case in memory: an operator's inputs, parameters and expected values. docs/replay.md has the format.
 /// Seen by .cu files, so neither Eigen nor the JSON library stands behind it.
 
+#include <polystate/version.hpp>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -16,6 +18,10 @@
 #include <string_view>
 #include <utility>
 #include <vector>
+
+namespace polystate::inline POLYSTATE_ABI::safetensors {
+class file;
+}
 
 namespace replay {
 
@@ -54,6 +60,7 @@ class case_file {
  public:
   /// Throws polystate::safetensors::error or malformed.
   static case_file read(const std::filesystem::path& path);
+  static case_file from(const polystate::safetensors::file& file);
 
   [[nodiscard]] const std::string& path() const { return path_; }
   [[nodiscard]] const std::string& op() const { return op_; }

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// replay as its users meet it: arguments in, lines and an exit status out.
+
+#include "replay/edited_case.hpp"
+
+#include <polystate/interop/safetensors.hpp>
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+namespace {
+
+namespace st = polystate::safetensors;
+using polystate::testing::edited_case;
+
+struct finished {
+  int status;
+  std::string out;
+  std::string err;
+};
+
+std::string content(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+class replay_program : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = std::filesystem::path(::testing::TempDir()) / (std::string("replay_") + test->name());
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  [[nodiscard]] std::string in_folder(const std::string& name) const { return (folder_ / name).string(); }
+
+  [[nodiscard]] finished run(const std::string& arguments) const {
+    const std::string out = in_folder("out.txt");
+    const std::string err = in_folder("err.txt");
+    const std::string command = "'" REPLAY_PROGRAM "' " + arguments + " >'" + out + "' 2>'" + err + "'";
+    const int status = std::system(command.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, content(out), content(err)};
+  }
+
+  /// A copy of the case with the edit made.
+  template <class Edit>
+  [[nodiscard]] std::string edited(const std::string& name, Edit&& edit) const {
+    edited_case c(golden(name));
+    edit(c);
+    const std::string path = in_folder("edited_" + name + ".safetensors");
+    c.write(path);
+    return path;
+  }
+
+  static std::string golden(const std::string& name) { return REPLAY_CASES "/" + name + ".safetensors"; }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+const std::string basic = "causal_conv1d__basic";
+
+TEST_F(replay_program, says_what_it_did_in_one_line_a_case) {
+  const auto r = run(golden(basic) + " " + golden("causal_conv1d__varlen"));
+  EXPECT_EQ(r.status, 0) << r.err;
+  EXPECT_EQ(std::count(r.out.begin(), r.out.end(), '\n'), 3) << r.out;
+  EXPECT_NE(r.out.find("pass causal_conv1d " + basic + ": out."), std::string::npos) << r.out;
+  EXPECT_TRUE(r.out.ends_with("2 passed, 0 failed, 0 skipped\n")) << r.out;
+  EXPECT_EQ(r.err, "");
+}
+
+TEST_F(replay_program, repeat_adds_the_time) {
+  const auto r = run("--repeat 3 " + golden(basic));
+  EXPECT_EQ(r.status, 0);
+  EXPECT_NE(r.out.find(" ms"), std::string::npos) << r.out;
+  EXPECT_EQ(run(golden(basic)).out.find(" ms"), std::string::npos);
+}
+
+TEST_F(replay_program, other_types_are_judged_on_the_rounded_inputs) {
+  for (const std::string type : {"f64", "f32", "bf16", "f16"}) {
+    const auto r = run("--no-skip --dtype " + type + " " + golden(basic));
+    EXPECT_EQ(r.status, 0) << type << ": " << r.out;
+  }
+  // The file's own values are those of the unrounded inputs: this limit is below what rounding x alone does.
+  const auto r = run("--dtype f16 --tolerance-factor 0.3 " + golden(basic));
+  EXPECT_EQ(r.status, 0) << r.out;
+}
+
+TEST_F(replay_program, a_value_beyond_the_type_is_skipped) {
+  const auto path = edited(basic, [](edited_case& c) {
+    auto& x = c.tensors.at("in.x");
+    const float beyond = 1e5f;
+    std::memcpy(x.bytes.data(), &beyond, sizeof beyond);
+  });
+  const auto r = run("--dtype f16 " + path);
+  EXPECT_EQ(r.status, 0);
+  EXPECT_NE(r.out.find("in.x leaves the range of f16"), std::string::npos) << r.out;
+  EXPECT_EQ(run("--no-skip --dtype f16 " + path).status, 1);
+}
+
+TEST_F(replay_program, no_tolerance_fails) {
+  const auto r = run("--tolerance-factor 0 " + golden(basic));
+  EXPECT_EQ(r.status, 1);
+  EXPECT_NE(r.out.find("FAIL causal_conv1d"), std::string::npos) << r.out;
+  EXPECT_TRUE(r.out.ends_with("0 passed, 1 failed, 0 skipped\n")) << r.out;
+}
+
+TEST_F(replay_program, one_wrong_expected_value_fails) {
+  for (const std::string tensor : {"out.y", "out.final_state"}) {
+    const auto path = edited(basic, [&](edited_case& c) {
+      auto& bytes = c.tensors.at(tensor).bytes;
+      double value = 0;
+      std::memcpy(&value, bytes.data(), sizeof value);
+      value += 0.1;
+      std::memcpy(bytes.data(), &value, sizeof value);
+    });
+    const auto r = run(path);
+    EXPECT_EQ(r.status, 1);
+    EXPECT_NE(r.out.find(tensor + " error"), std::string::npos) << r.out;
+  }
+}
+
+TEST_F(replay_program, nan_where_none_is_expected_fails) {
+  const auto path = edited(basic, [](edited_case& c) {
+    const double nan = std::nan("");
+    std::memcpy(c.tensors.at("out.y").bytes.data(), &nan, sizeof nan);
+  });
+  EXPECT_EQ(run(path).status, 1);
+}
+
+TEST_F(replay_program, what_is_not_there_is_skipped_with_the_reason) {
+  const auto operator_ = edited(basic, [](edited_case& c) { c.metadata["op"] = "no_such_operator"; });
+  const auto option =
+      edited("causal_conv1d__t0", [](edited_case& c) { c.metadata["param.activation"] = "tanh"; });
+  for (const auto& [arguments, reason] :
+       {std::pair{operator_, "operator not there yet"},
+        std::pair{option, "activation \"tanh\" is not there yet"},
+        std::pair{"--pass backward " + golden("causal_conv1d__t0"), "the case has no gradients"}}) {
+    const auto r = run(arguments);
+    EXPECT_EQ(r.status, 0) << r.err;
+    EXPECT_NE(r.out.find(reason), std::string::npos) << r.out;
+    EXPECT_TRUE(r.out.ends_with("0 passed, 0 failed, 1 skipped\n")) << r.out;
+    EXPECT_EQ(run("--no-skip " + arguments).status, 1);
+  }
+}
+
+TEST_F(replay_program, bad_arguments) {
+  const std::string file = golden(basic);
+  for (const std::string& arguments :
+       {std::string(), "--exec tpu " + file, "--dtype f8 " + file, "--pass sideways " + file,
+        "--tolerance-factor -1 " + file, "--tolerance-factor nan " + file, "--tolerance-factor x " + file,
+        "--repeat 0 " + file, "--no-such-option " + file, "--out " + in_folder("o") + " " + file + " " + file,
+        "--out " + file + " " + file}) {
+    const auto r = run(arguments);
+    EXPECT_EQ(r.status, 2) << arguments;
+    EXPECT_NE(r.err, "") << arguments;
+    EXPECT_EQ(r.out, "") << arguments;
+  }
+  EXPECT_EQ(run("--help").status, 0);
+}
+
+struct fault {
+  const char* text;  // after the file's name
+  void (*edit)(edited_case&);
+};
+
+const fault faults[] = {
+    {"tensor \"in.x\"", [](edited_case& c) { c.tensors.erase("in.x"); }},
+    {"tensor \"out.y\"", [](edited_case& c) { c.tensors.erase("out.y"); }},
+    {"tensor \"in.x\"", [](edited_case& c) { c.tensors.at("in.x").shape.push_back(1); }},
+    {"tensor \"in.x\"", [](edited_case& c) { c.tensors.at("in.x").type = st::dtype::i32; }},
+    {"tensor \"in.x\"", [](edited_case& c) { c.tensors.at("in.x").type = st::dtype::u32; }},
+    {"tensor \"in.cu_seqlens\"", [](edited_case& c) { c.set("in.cu_seqlens", {1}, {0}); }},
+    {"tensor \"out.z\"", [](edited_case& c) { c.set("out.z", {1}, {0}); }},
+    {"tensor \"x\"", [](edited_case& c) { c.set("x", {1}, {0}); }},
+    {"tensor \"in.x\"",
+     [](edited_case& c) {
+       c.set("in.x", {1 << 20, 1 << 20, 0}, {});
+     }},
+    {"weight: shape",
+     [](edited_case& c) {
+       std::swap(c.tensors.at("in.weight").shape[0], c.tensors.at("in.weight").shape[1]);
+     }},
+    {"param.activation", [](edited_case& c) { c.metadata.erase("param.activation"); }},
+    {"format", [](edited_case& c) { c.metadata["format"] = "polystate-case-2"; }},
+    {"op", [](edited_case& c) { c.metadata.erase("op"); }},
+    {"dtype", [](edited_case& c) { c.metadata["dtype"] = "f128"; }},
+    {"f32_err.out.y", [](edited_case& c) { c.metadata["f32_err.out.y"] = "-1"; }},
+    {"f32_err.out.y", [](edited_case& c) { c.metadata["f32_err.out.y"] = "small"; }},
+};
+
+TEST_F(replay_program, a_malformed_case_is_named_and_the_others_still_run) {
+  for (const auto& f : faults) {
+    const auto path = edited(basic, f.edit);
+    const auto r = run("--tolerance-factor 0 " + path + " " + golden(basic));
+    EXPECT_EQ(r.status, 2) << f.text;  // though a case failed, too
+    EXPECT_NE(r.err.find(path), std::string::npos) << r.err;
+    EXPECT_NE(r.err.find(f.text), std::string::npos) << r.err;
+    EXPECT_EQ(std::count(r.err.begin(), r.err.end(), '\n'), 1) << r.err;
+    EXPECT_TRUE(r.out.ends_with("0 passed, 1 failed, 0 skipped\n")) << r.out;
+  }
+}
+
+TEST_F(replay_program, a_parameter_of_another_type_is_malformed) {
+  for (const std::string parameter : {"scale", "qk_l2norm", "l2norm_eps"}) {
+    const auto path = edited("gated_delta_rule__t1_decode",
+                             [&](edited_case& c) { c.metadata["param." + parameter] = "0.5x"; });
+    const auto r = run(path);
+    EXPECT_EQ(r.status, 2) << parameter;
+    EXPECT_NE(r.err.find("param." + parameter), std::string::npos) << r.err;
+  }
+}
+
+TEST_F(replay_program, unreadable_files) {
+  const auto truncated = in_folder("truncated.safetensors");
+  std::ofstream(truncated) << content(golden(basic)).substr(0, 5000);
+  for (const std::string& path : {in_folder("missing"), in_folder("."), truncated}) {
+    const auto r = run(path);
+    EXPECT_EQ(r.status, 2);
+    EXPECT_NE(r.err.find(path), std::string::npos) << r.err;
+  }
+}
+
+TEST_F(replay_program, out_holds_what_was_computed) {
+  for (const std::string type : {"f64", "f32", "bf16"}) {
+    const auto path = in_folder("computed.safetensors");
+    ASSERT_EQ(run("--dtype " + type + " --out " + path + " " + golden(basic)).status, 0);
+    const auto written = st::read(path);
+    const auto expected = st::read(golden(basic));
+    ASSERT_EQ(written.tensors().size(), 2U);
+    const double limit = type == "f64" ? 1e-14 : type == "f32" ? 1e-6 : 1e-2;
+    for (const auto& [name, t] : written.tensors()) {
+      EXPECT_EQ(t.shape, expected.at(name).shape);
+      const auto got = written.values<double>(name);
+      const auto want = expected.values<double>(name);
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        ASSERT_NEAR(got[i], want[i], limit * (1 + std::abs(want[i]))) << name << " " << i;
+      }
+    }
+    // Put back in the place of the expected values, they leave no error at all.
+    const auto again = edited(basic, [&](edited_case& c) {
+      for (const auto& [name, t] : written.tensors()) c.set(name, t.shape, written.values<double>(name));
+    });
+    if (type != "bf16") {  // there the expected values come from the definition
+      EXPECT_EQ(run("--no-skip --tolerance-factor 0 --dtype " + type + " " + again).status, 0) << type;
+    }
+  }
+  EXPECT_EQ(run("--out /dev/full " + golden(basic)).status, 2);
+  EXPECT_EQ(run("--out " + in_folder("no/such/folder") + " " + golden(basic)).status, 2);
+}
+
+}  // namespace
