@@ -103,6 +103,21 @@ void check_operands(argument_checks& c, const operands<Data, Rule>& in) {
               std::to_string(in.l2norm_eps) + ", supported: at least 0");
 }
 
+/// Checks the query side alone and binds "B", "T", "HK", "dk".
+template <class Data, class Rule>
+void check_query(argument_checks& c, const query_operands<Data, Rule>& in) {
+  c.required("q", in.q, {"B", "T", "HK", "dk"})
+      .range("dk", gated_delta_rule_limits::dk)
+      .expect(in.l2norm_eps >= 0, error_code::value, "l2norm_eps",
+              std::to_string(in.l2norm_eps) + ", supported: at least 0");
+}
+
+/// Checks that an output is none of the operands' memory.
+template <class Data, class Rule, class Out>
+void check_distinct(argument_checks& c, const operands<Data, Rule>& in, const char* name, const Out& out) {
+  c.distinct(name, out, "q", in.q).distinct(name, out, "k", in.k).distinct(name, out, "v", in.v);
+}
+
 /// Checks that the bound "dk" and "dv" are those that the caller fixed at compile time.
 template <class Dims>
 void check_dims(argument_checks& c) {
@@ -124,11 +139,9 @@ template <class Dims = dims<>, class Data, class Rule, class State>
       .optional("initial_state", args.initial_state, {"S", "H", "dv", "dk"})
       .required("o", args.o, {"B", "T", "H", "dv"})
       .optional("final_state", args.final_state, {"S", "H", "dv", "dk"})
-      .distinct("o", args.o, "q", args.q)
-      .distinct("o", args.o, "k", args.k)
-      .distinct("o", args.o, "v", args.v)
       .distinct("o", args.o, "initial_state", args.initial_state)
       .distinct("o", args.o, "final_state", args.final_state);
+  check_distinct(c, operands_of(args), "o", args.o);
   return c.result();
 }
 
@@ -143,11 +156,9 @@ template <class Dims = dims<>, class Data, class Rule, class State>
       .include(check_pool_shape(c, args.read_indices, args.write_indices))
       .required("o", args.o, {"B", "T", "H", "dv"})
       .optional("intermediate_states", args.intermediate_states, {"B", "T", "H", "dv", "dk"})
-      .distinct("o", args.o, "q", args.q)
-      .distinct("o", args.o, "k", args.k)
-      .distinct("o", args.o, "v", args.v)
       .distinct("o", args.o, "state", args.state)
       .distinct("intermediate_states", args.intermediate_states, "state", args.state);
+  check_distinct(c, operands_of(args), "o", args.o);
   return c.result();
 }
 

@@ -11,6 +11,7 @@
 #include <polystate/core/element.hpp>
 #include <polystate/core/tensor_view.hpp>
 
+#include <limits>
 #include <type_traits>
 
 namespace polystate::inline POLYSTATE_ABI {
@@ -76,6 +77,24 @@ struct operands {
   double l2norm_eps = 1e-6;
 };
 
+/// Mamba-2's operands. H heads, G groups that share B and C (H a multiple of G), P channels, N state columns.
+/// The step length is d = clamp(softplus(dt + dt_bias), dt_min, dt_max), softplus only with dt_softplus.
+template <class Data>
+struct operands<Data, rule::ssd> {
+  tensor_view<const Data, 4> x;         ///< (B, T, H, P)
+  tensor_view<const Data, 3> dt;        ///< (B, T, H)
+  tensor_view<const acc_t<Data>, 1> A;  ///< (H), used as given (already negative)
+  tensor_view<const Data, 4> B;         ///< (B, T, G, N)
+  tensor_view<const Data, 4> C;         ///< (B, T, G, N)
+  tensor_view<const acc_t<Data>, 2>
+      D{};                         ///< (H, P), optional: absent means 0; one number a head: stride 0 along P
+  tensor_view<const Data, 4> z{};  ///< (B, T, H, P), optional: absent means no gate
+  tensor_view<const acc_t<Data>, 1> dt_bias{};  ///< (H), optional: absent means 0
+  bool dt_softplus = false;
+  double dt_min = -std::numeric_limits<double>::infinity();
+  double dt_max = std::numeric_limits<double>::infinity();
+};
+
 /// The part of the operands that reads and does not write: a query against states that exist already.
 template <class Data, class Rule>
 struct query_operands {
@@ -85,6 +104,11 @@ struct query_operands {
   double scale = 1;
   bool qk_l2norm = false;
   double l2norm_eps = 1e-6;
+};
+
+template <class Data>
+struct query_operands<Data, rule::ssd> {
+  tensor_view<const Data, 4> C;  ///< (B, T, G, N)
 };
 
 }  // namespace polystate::inline POLYSTATE_ABI

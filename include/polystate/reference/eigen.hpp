@@ -54,4 +54,12 @@ Scalar silu(const Scalar& x) {
   return x / (Scalar(1) + exp(-x));
 }
 
+/// log(1 + e^x), without overflow
+template <class Scalar>
+Scalar softplus(const Scalar& x) {
+  using std::exp;
+  using std::log1p;
+  return x > Scalar(0) ? x + log1p(exp(-x)) : log1p(exp(x));
+}
+
 }  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference

@@ -13,6 +13,14 @@ namespace polystate::inline POLYSTATE_ABI {
 
 namespace detail::inline POLYSTATE_BUILD::reference {
 
+/// A query or key as the state uses it: normalised if the operands say so.
+template <class Data, class Operands>
+vector<compute_t<Data>> normalized_row(const tensor_view<const Data, 4>& rows, const token& at,
+                                       std::int64_t group, const Operands& options) {
+  const vector<compute_t<Data>> x = load_row(rows, at, group);
+  return options.qk_l2norm ? l2_normalized(x, options.l2norm_eps) : x;
+}
+
 template <class Data, class Rule>
 class recurrence<operands<Data, Rule>> {
  public:
@@ -20,6 +28,7 @@ class recurrence<operands<Data, Rule>> {
 
   explicit recurrence(const operands<Data, Rule>& in) : in_(in) {}
 
+  [[nodiscard]] std::int64_t tokens() const { return in_.v.extent(1); }
   [[nodiscard]] std::int64_t heads() const { return in_.v.extent(2); }
   [[nodiscard]] std::int64_t groups() const { return in_.k.extent(2); }
   [[nodiscard]] std::int64_t dv() const { return in_.v.extent(3); }
@@ -27,10 +36,10 @@ class recurrence<operands<Data, Rule>> {
   [[nodiscard]] double scale() const { return in_.scale; }
 
   [[nodiscard]] vector<Scalar> key(const token& at, std::int64_t group) const {
-    return normalized(in_.k, at, group);
+    return normalized_row(in_.k, at, group, in_);
   }
   [[nodiscard]] vector<Scalar> query(const token& at, std::int64_t group) const {
-    return normalized(in_.q, at, group);
+    return normalized_row(in_.q, at, group, in_);
   }
 
   /// S <- alpha S (I - beta k k^T)
@@ -46,18 +55,13 @@ class recurrence<operands<Data, Rule>> {
 
   /// S <- S + beta v k^T
   void write(matrix<Scalar>& S, const token& at, std::int64_t head) const {
-    const vector<Scalar> v = load(in_.v.select(0, at.b).select(0, at.t).select(0, head));
+    const vector<Scalar> v = load_row(in_.v, at, head);
     S += beta(at, head) * v * key_of_head(at, head).transpose();
   }
 
   [[nodiscard]] vector<Scalar> finish(const vector<Scalar>& o, const token&, std::int64_t) const { return o; }
 
  private:
-  [[nodiscard]] vector<Scalar> normalized(const tensor_view<const Data, 4>& rows, const token& at,
-                                          std::int64_t group) const {
-    const vector<Scalar> x = load(rows.select(0, at.b).select(0, at.t).select(0, group));
-    return in_.qk_l2norm ? l2_normalized(x, in_.l2norm_eps) : x;
-  }
   [[nodiscard]] vector<Scalar> key_of_head(const token& at, std::int64_t head) const {
     return key(at, group_of_head(head, heads(), groups()));
   }
@@ -70,6 +74,23 @@ class recurrence<operands<Data, Rule>> {
   }
 
   operands<Data, Rule> in_;
+};
+
+template <class Data, class Rule>
+class query_reader<query_operands<Data, Rule>> {
+ public:
+  using Scalar = compute_t<Data>;
+
+  explicit query_reader(const query_operands<Data, Rule>& in) : in_(in) {}
+
+  [[nodiscard]] std::int64_t groups() const { return in_.q.extent(2); }
+  [[nodiscard]] double scale() const { return in_.scale; }
+  [[nodiscard]] vector<Scalar> query(const token& at, std::int64_t group) const {
+    return normalized_row(in_.q, at, group, in_);
+  }
+
+ private:
+  query_operands<Data, Rule> in_;
 };
 
 }  // namespace detail::inline POLYSTATE_BUILD::reference

@@ -20,8 +20,14 @@ struct token {
   std::int64_t t;
 };
 
+/// One row of an operand (B, T, heads, dim).
+template <class Data>
+vector<compute_t<Data>> load_row(const tensor_view<const Data, 4>& rows, const token& at, std::int64_t head) {
+  return load(rows.select(0, at.b).select(0, at.t).select(0, head));
+}
+
 /// A recurrence in the reference, specialised per kind of operands:
-///   heads(), groups(), dv(), dk(), scale()       sizes and the factor of the read-out
+///   tokens(), heads(), groups(), dv(), dk(), scale()   sizes and the factor of the read-out
 ///   key(token, group), query(token, group)       as the state uses them: normalised, not scaled
 ///   transition(S, token, head), write(S, token, head)   the two halves of a step, in this order
 ///   finish(o, token, head)                       what happens to the read-out once a token
@@ -29,6 +35,12 @@ template <class Operands>
 class recurrence;
 template <class Operands>
 recurrence(const Operands&) -> recurrence<Operands>;
+
+/// The query side alone: groups(), scale(), query(token, group).
+template <class Operands>
+class query_reader;
+template <class Operands>
+query_reader(const Operands&) -> query_reader<Operands>;
 
 /// x / sqrt(sum x^2 + eps); a zero row stays zero.
 template <class Scalar>

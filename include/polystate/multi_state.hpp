@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// A layer with a bank of memory states: one recurrence, one separation, one router, composed at compile
+/// time. This header states and checks the operator; include polystate/reference/multi_state.hpp for the
+/// definition.
+
+#include <polystate/core/argument_checks.hpp>
+#include <polystate/core/dispatch.hpp>
+#include <polystate/core/element.hpp>
+#include <polystate/core/error.hpp>
+#include <polystate/core/exec.hpp>
+#include <polystate/core/tensor_view.hpp>
+#include <polystate/gated_delta_rule.hpp>
+#include <polystate/recurrence.hpp>
+#include <polystate/routing.hpp>
+#include <polystate/segment_moments.hpp>
+#include <polystate/separation.hpp>
+#include <polystate/ssd.hpp>
+#include <polystate/state_bank.hpp>
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+namespace polystate::inline POLYSTATE_ABI {
+
+/// True, or a static_assert's sentence that says why these choices of the axes make no layer.
+template <class Data, class Separation, class Router>
+struct legal_axes {
+  static constexpr bool value = true;
+  static constexpr bool is_single = std::is_same_v<Separation, separation::single>;
+  static constexpr bool is_fenwick = std::is_same_v<Separation, separation::fenwick>;
+  static_assert(!is_single || std::is_same_v<Router, router::none>,
+                "separation::single has one state and nothing to weigh: its router is router::none");
+  static_assert(is_single || !std::is_same_v<Router, router::none>,
+                "a bank of states needs a router: router::none goes with separation::single only");
+  static_assert(!is_fenwick || std::is_same_v<Router, router::position<Data>>,
+                "separation::fenwick weighs its levels by position: its router is router::position, raw");
+};
+
+/// Operands of multi_state(). Per token t in segment i:
+///
+///     S_i         <- one step of the recurrence (a new segment starts at 0; other segments' states stay)
+///     mu_i, Sigma_i <- one step of the moments
+///     lam_l       as the router says, over the visible segments
+///     o_t          = sum_l lam_l * scale * S_l q_t       (rule ssd: then the skip D and the gate z, once a
+///     token)
+///
+/// B batch entries, T tokens, H heads, HK (ssd: G) key heads, HR moment heads, L segments.
+/// Source: MERLIN (multi-state linear attention with second-order routing), Algorithms 1 and 2;
+/// docs/multi_state.md names the published models that are cells of the axes.
+template <class Data, class Rule, class Separation, class Router, class State = acc_t<Data>>
+struct multi_state_args {
+  static_assert(legal_axes<Data, Separation, Router>::value);
+
+  operands<Data, Rule> in;
+  Separation separation{};
+  key_moments<Data>
+      moments{};  ///< the only place of k'; without shared_kq, needed where the router reads moments
+  Router router{};
+  index_view cu_seqlens{};              ///< (S+1), optional: packed sequences of one batch entry
+  tensor_view<Data, 4> o;               ///< (B, T, H, dv), out; must not overlap an input
+  tensor_view<acc_t<Data>, 4> lam{};    ///< (B, T, H, L), optional, out; not with packed sequences
+  tensor_view<State, 5> S{};            ///< (B, L, H, dv, dk), optional, out: the bank, at each segment's end
+  tensor_view<acc_t<Data>, 4> mu{};     ///< (B, L, HR, dr), optional, out
+  tensor_view<acc_t<Data>, 5> Sigma{};  ///< (B, L, HR, dr, dr), optional, out
+  bool shared_kq =
+      false;  ///< q' = u = q and k' = k as the state uses them, HR = HK: no moments.k, no router.q or u
+  std::int64_t max_visible = 0;  ///< 0: all
+};
+
+/// Operands of multi_state_step(): T further tokens of B sequences on a bank, which is updated in place.
+/// Separations single, uniform and fenwick; boundaries has no step, since its segments' lengths are unknown
+/// while they are open. Where the bank has one entry and the separation is single, the step is the
+/// single-state operator's.
+template <class Data, class Rule, class Separation, class Router, class State = acc_t<Data>>
+struct multi_state_step_args {
+  static_assert(legal_axes<Data, Separation, Router>::value);
+  static_assert(
+      !std::is_same_v<Separation, separation::boundaries>,
+      "separation::boundaries has no step: use uniform, and state_bank::close() to end a segment by hand");
+
+  operands<Data, Rule> in;  ///< T tokens a sequence, any T
+  Separation separation{};
+  key_moments<Data> moments{};  ///< moments.k, without shared_kq, where the bank keeps moments; divide_by m
+  Router router{};
+  bank_view<Data, State>
+      bank;  ///< counters say where each sequence is; room for the segments that the tokens open
+  tensor_view<Data, 4>
+      o{};  ///< (B, T, H, dv), optional, out: absent, the tokens are only written into the bank
+  bool shared_kq = false;        ///< as in multi_state_args
+  std::int64_t max_visible = 0;  ///< 0: all
+};
+
+/// Operands of multi_state_read(): T queries a sequence against a bank; nothing is written to it and no token
+/// is counted. Every query sees all entries of its sequence, or the last max_visible; the last one counts as
+/// the current one.
+template <class Data, class Rule, class Router, class State = acc_t<Data>>
+struct multi_state_read_args {
+  static_assert(
+      !std::is_same_v<Router, router::none>,
+      "a read weighs the entries of a bank: with a single entry, router::uniform gives it weight 1");
+
+  query_operands<Data, Rule> in;
+  bank_view<Data, const State> bank;  ///< mu and Sigma where the router reads them, used as given
+  Router router{};
+  tensor_view<Data, 4> o;  ///< (B, T, H, dv), out
+  tensor_view<acc_t<Data>, 4>
+      lam{};                ///< (B, T, H, capacity), optional, out; 0 for entries that are not visible
+  bool shared_kq = false;   ///< q' = u = the query
+  bool qkp_l2norm = false;  ///< q' (not u) is divided by sqrt(sum of squares + l2norm_eps) first
+  double l2norm_eps = 1e-6;
+  std::int64_t max_visible = 0;  ///< 0: all
+};
+
+/// The part of check() that forward and step share: recurrence, moments, router. Binds the operands' sizes
+/// and, where k' exists, "HR" and "dr". `keeps_moments`: whether moments are wanted beside what the router
+/// reads.
+template <class Dims, class Args>
+void check_layer(argument_checks& c, const Args& args, bool keeps_moments, std::int64_t entries) {
+  using Router = std::remove_cvref_t<decltype(args.router)>;
+  using Separation = std::remove_cvref_t<decltype(args.separation)>;
+  check_operands(c, args.in);
+  check_dims<Dims>(c);
+  if (!Separation::has_segments) {
+    c.absent("moments.k", args.moments.k, std::string("separation ") + Separation::name + " has no segments")
+        .expect(!keeps_moments, error_code::unexpected, "mu",
+                std::string("or Sigma given, but separation ") + Separation::name + " has no segments");
+  } else if (args.shared_kq) {
+    c.absent("moments.k", args.moments.k, "shared_kq makes the recurrence's key serve as k'")
+        .bind("HR", c.size("HK"))
+        .bind("dr", c.size("dk"));
+  } else if (Router::reads_moments || keeps_moments || args.moments.k) {
+    check_moments(c, args.moments);
+    c.grouped("H", "HR");
+  }
+  check_router(c, args.router, args.shared_kq, entries);
+  if constexpr (std::is_same_v<Separation, separation::fenwick>) {
+    c.expect(
+        args.router.position_norm == position_norm::none &&
+            args.router.position_index == position_index::absolute,
+        error_code::value, "router.position_norm",
+        "or position_index not as fenwick needs, supported: none and absolute, weights by level as given");
+  }
+  c.expect(args.max_visible >= 0, error_code::value, "max_visible",
+           std::to_string(args.max_visible) + ", supported: at least 0");
+}
+
+/// Segments of a sequence of T tokens, or the levels that raw weights are given for.
+template <class Args>
+[[nodiscard]] std::int64_t bank_entries(const Args& args, std::int64_t T) {
+  if constexpr (std::is_same_v<std::remove_cvref_t<decltype(args.separation)>, separation::fenwick>) {
+    return args.router.weights ? args.router.weights.extent(3) : args.separation.count(T);
+  } else {
+    return args.separation.count(T);
+  }
+}
+
+/// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
+template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
+[[nodiscard]] status check(const multi_state_args<Data, Rule, Separation, Router, State>& args) {
+  argument_checks c("multi_state");
+  check_separation(c, args.separation, args.cu_seqlens);
+  const std::int64_t T = args.o.extent(1);
+  const bool unpacked = !c.failed() && !args.cu_seqlens;
+  check_layer<Dims>(c, args, args.mu || args.Sigma, unpacked ? args.separation.count(T) : 0);
+  c.sequences(args.cu_seqlens).required("o", args.o, {"B", "T", "H", "dv"});
+  if (unpacked) c.bind("L", c.failed() ? 0 : bank_entries(args, T));
+  c.optional_if(!args.cu_seqlens, "lam", args.lam, {"B", "T", "H", "L"}, "packed sequences have no lam")
+      .optional("S", args.S, {"B", "L", "H", "dv", "dk"})
+      .optional("mu", args.mu, {"B", "L", "HR", "dr"})
+      .optional("Sigma", args.Sigma, {"B", "L", "HR", "dr", "dr"});
+  check_distinct(c, args.in, "o", args.o);
+  return c.result();
+}
+
+/// Whether `args` is a supported step. Reads no elements and no counters.
+template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
+[[nodiscard]] status check(const multi_state_step_args<Data, Rule, Separation, Router, State>& args) {
+  argument_checks c("multi_state_step");
+  check_separation(c, args.separation, {});
+  check_layer<Dims>(c, args, args.bank.mu || args.bank.Sigma, 0);
+  c.required("bank.S", args.bank.S, {"B", "capacity", "H", "dv", "dk"})
+      .required_if(Router::reads_moments || args.bank.mu, "bank.mu", args.bank.mu,
+                   {"B", "capacity", "HR", "dr"}, "")
+      .required_if(Router::reads_Sigma || args.bank.Sigma, "bank.Sigma", args.bank.Sigma,
+                   {"B", "capacity", "HR", "dr", "dr"}, "")
+      .required("bank.counters", args.bank.counters, {"B"})
+      .expect(!args.moments.k || args.bank.mu || args.bank.Sigma, error_code::unexpected, "moments.k",
+              "given, but the bank keeps no moments")
+      .expect(args.moments.divide_by == divide_by::m, error_code::value, "moments.divide_by",
+              "count, supported in a step: m")
+      .optional("o", args.o, {"B", "T", "H", "dv"});
+  check_distinct(c, args.in, "o", args.o);
+  return c.result();
+}
+
+/// Whether `args` is a supported read. Reads no elements and no counters.
+template <class Dims = dims<>, class Data, class Rule, class Router, class State>
+[[nodiscard]] status check(const multi_state_read_args<Data, Rule, Router, State>& args) {
+  argument_checks c("multi_state_read");
+  check_query(c, args.in);
+  c.required("bank.S", args.bank.S, {"B", "capacity", "H", "dv", "dk"}).grouped("H", "HK");
+  check_dims<Dims>(c);
+  if (args.shared_kq) c.bind("HR", c.size("HK")).bind("dr", c.size("dk"));
+  if (Router::reads_moments) {
+    c.required("bank.mu", args.bank.mu, {"B", "capacity", "HR", "dr"}).grouped("H", "HR");
+  }
+  if (Router::reads_Sigma) c.required("bank.Sigma", args.bank.Sigma, {"B", "capacity", "HR", "dr", "dr"});
+  c.required("bank.counters", args.bank.counters, {"B"});
+  check_router(c, args.router, args.shared_kq, 0);
+  c.required("o", args.o, {"B", "T", "H", "dv"})
+      .optional("lam", args.lam, {"B", "T", "H", "capacity"})
+      .expect(args.l2norm_eps >= 0, error_code::value, "l2norm_eps", "negative, supported: at least 0")
+      .expect(args.max_visible >= 0, error_code::value, "max_visible",
+              std::to_string(args.max_visible) + ", supported: at least 0");
+  return c.result();
+}
+
+/// What the operators do, with a status for an exception. Defined in polystate/reference/multi_state.hpp:
+/// include it, or the linker will miss them.
+template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
+[[nodiscard]] status try_multi_state(const on_reference& exec,
+                                     const multi_state_args<Data, Rule, Separation, Router, State>& args);
+template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
+[[nodiscard]] status try_multi_state_step(
+    const on_reference& exec, const multi_state_step_args<Data, Rule, Separation, Router, State>& args);
+template <class Dims = dims<>, class Data, class Rule, class Router, class State>
+[[nodiscard]] status try_multi_state_read(const on_reference& exec,
+                                          const multi_state_read_args<Data, Rule, Router, State>& args);
+
+/// Computes o and, if given, the weights and the bank. T = 0: no segment, nothing is written.
+///
+/// reference: serial, the definition above as written, in compute_t<Data>; any scalar type.
+///
+/// Throws argument_error when check() fails, or when kept raw position weights sum to 0, before any write.
+/// Deterministic. Thread-safe. A NaN stays in its sequence and in the heads that read it.
+template <class Dims = dims<>, class Exec, class Data, class Rule, class Separation, class Router,
+          class State>
+void multi_state(const Exec& exec, const multi_state_args<Data, Rule, Separation, Router, State>& args) {
+  raise_on_error(try_multi_state<Dims>(exec, args));
+}
+
+/// Writes T tokens into the bank and, if asked, reads each behind itself: stepping through the tail of a
+/// sequence equals the full run. Refuses a bank without room for the segments that the tokens open.
+/// Guarantees as multi_state().
+template <class Dims = dims<>, class Exec, class Data, class Rule, class Separation, class Router,
+          class State>
+void multi_state_step(const Exec& exec,
+                      const multi_state_step_args<Data, Rule, Separation, Router, State>& args) {
+  raise_on_error(try_multi_state_step<Dims>(exec, args));
+}
+
+/// Reads the bank with T queries a sequence: with token t's query, from the bank after token t, it gives
+/// token t's o (for rule ssd before skip and gate). Refuses an empty bank. Guarantees as multi_state().
+template <class Dims = dims<>, class Exec, class Data, class Rule, class Router, class State>
+void multi_state_read(const Exec& exec, const multi_state_read_args<Data, Rule, Router, State>& args) {
+  raise_on_error(try_multi_state_read<Dims>(exec, args));
+}
+
+}  // namespace polystate::inline POLYSTATE_ABI

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// First and second moments of the keys of each segment: what a content router scores a query against. This
+/// header states and checks the operator; include polystate/reference/segment_moments.hpp for the definition.
+
+#include <polystate/core/argument_checks.hpp>
+#include <polystate/core/element.hpp>
+#include <polystate/core/error.hpp>
+#include <polystate/core/exec.hpp>
+#include <polystate/core/sequences.hpp>
+#include <polystate/core/tensor_view.hpp>
+#include <polystate/separation.hpp>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace polystate::inline POLYSTATE_ABI {
+
+/// How a key enters the moments; see segment_moments_args.
+enum class moment_rule { plain, decay_write, delta };
+
+/// What the moments of a segment are divided by: its configured length, also while it is open or partial, or
+/// the number of its tokens seen so far.
+enum class divide_by { m, count };
+
+/// Routing keys and how they enter the moments. HR moment heads: heads may share them in groups.
+template <class Data>
+struct key_moments {
+  tensor_view<const Data, 4> k{};            ///< (B, T, HR, dr), k'
+  tensor_view<const acc_t<Data>, 3> g{};     ///< (B, T, HR), log decay; decay_write and delta only
+  tensor_view<const acc_t<Data>, 3> beta{};  ///< (B, T, HR); decay_write and delta only
+  polystate::moment_rule moment_rule = polystate::moment_rule::plain;
+  polystate::divide_by divide_by = polystate::divide_by::m;  ///< count: plain only
+  bool qkp_l2norm =
+      false;  ///< k', and the router's q', are divided by sqrt(sum of squares + l2norm_eps) first
+  double l2norm_eps = 1e-6;
+};
+
+/// Operands of segment_moments(). B batch entries, T tokens, L segments; with a = exp(g_t), b = beta_t, and m
+/// as `divide_by` says, both start at 0 in every segment and
+///
+///     plain:        mu += k'/m;                       Sigma += k' k'^T / m
+///     decay_write:  mu <- a mu + (b/m) k';            Sigma <- a Sigma + (b/m) k' k'^T
+///     delta:        mu <- a (mu - b (mu.k') k') + (b/m) k';
+///                   Sigma <- a Sigma (I - b k' k'^T) + (b/m) k' k'^T
+///
+/// Packed: L counts the segments of all sequences, one sequence after the other.
+/// Source: MERLIN (multi-state linear attention with second-order routing), Algorithm 1, line 7; decay_write
+/// and delta are readings of its "write-forget" ablation.
+template <class Data, class Separation = separation::uniform>
+struct segment_moments_args {
+  static_assert(std::is_same_v<Separation, separation::uniform> ||
+                    std::is_same_v<Separation, separation::boundaries>,
+                "segment moments need segments: separation::uniform or separation::boundaries");
+
+  key_moments<Data> moments;
+  Separation separation;
+  index_view cu_seqlens{};           ///< (S+1), optional: packed sequences of one batch entry; uniform only
+  tensor_view<acc_t<Data>, 4> mu{};  ///< (B, L, HR, dr), optional, out
+  tensor_view<acc_t<Data>, 5> Sigma{};  ///< (B, L, HR, dr, dr), optional, out
+};
+
+/// Checks the routing keys, given, and binds "B", "T", "HR", "dr".
+template <class Data>
+void check_moments(argument_checks& c, const key_moments<Data>& moments) {
+  const bool gated = moments.moment_rule != moment_rule::plain;
+  c.required("moments.k", moments.k, {"B", "T", "HR", "dr"})
+      .range("dr", size_range{1})
+      .required_if(gated, "moments.g", moments.g, {"B", "T", "HR"}, "moment_rule plain has no decay")
+      .required_if(gated, "moments.beta", moments.beta, {"B", "T", "HR"}, "moment_rule plain has no beta")
+      .expect(!gated || moments.divide_by == divide_by::m, error_code::value, "moments.divide_by",
+              "count, supported with this moment_rule: m")
+      .expect(moments.l2norm_eps >= 0, error_code::value, "moments.l2norm_eps",
+              "negative, supported: at least 0");
+}
+
+/// Segments of all sequences together. Reads the contents of cu_seqlens.
+template <class Separation>
+[[nodiscard]] std::int64_t total_segments(const Separation& separation, const sequences& all) {
+  std::int64_t L = 0;
+  for (std::int64_t s = 0; s < all.size(); ++s) L += separation.count(all[s].size());
+  return L;
+}
+
+/// Binds "L", the segments of one batch entry: known from T, or with packed sequences taken from the outputs
+/// and left to check_contents().
+template <class Separation>
+void bind_segments(argument_checks& c, const Separation& separation, const index_view& cu_seqlens) {
+  if (!c.failed() && !cu_seqlens) c.bind("L", separation.count(c.size("T")));
+}
+
+/// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
+template <class Data, class Separation>
+[[nodiscard]] status check(const segment_moments_args<Data, Separation>& args) {
+  argument_checks c("segment_moments");
+  check_moments(c, args.moments);
+  check_separation(c, args.separation, args.cu_seqlens);
+  bind_segments(c, args.separation, args.cu_seqlens);
+  c.sequences(args.cu_seqlens)
+      .optional("mu", args.mu, {"B", "L", "HR", "dr"})
+      .optional("Sigma", args.Sigma, {"B", "L", "HR", "dr", "dr"})
+      .expect(args.mu || args.Sigma, error_code::missing, "mu", "neither mu nor Sigma is given")
+      .distinct("mu", args.mu, "moments.k", args.moments.k)
+      .distinct("Sigma", args.Sigma, "moments.k", args.moments.k)
+      .distinct("Sigma", args.Sigma, "mu", args.mu);
+  return c.result();
+}
+
+/// Whether the contents of the index operands, readable here, are valid; call it after check().
+template <class Data, class Separation>
+[[nodiscard]] status check_contents(const segment_moments_args<Data, Separation>& args) {
+  const std::int64_t T = args.moments.k.extent(1);
+  if (status s = check_cu_seqlens("segment_moments", args.cu_seqlens, T); !s.ok()) return s;
+  if (status s = check_contents("segment_moments", args.separation, T); !s.ok()) return s;
+  argument_checks c("segment_moments");
+  if (args.cu_seqlens) {
+    c.bind("L", total_segments(args.separation, sequences(1, T, args.cu_seqlens)))
+        .optional("mu", args.mu, {"B", "L", "HR", "dr"})
+        .optional("Sigma", args.Sigma, {"B", "L", "HR", "dr", "dr"});
+  }
+  return c.result();
+}
+
+/// What segment_moments() does, with a status for an exception. Defined in
+/// polystate/reference/segment_moments.hpp: include it, or the linker will miss it.
+template <class Data, class Separation>
+[[nodiscard]] status try_segment_moments(const on_reference& exec,
+                                         const segment_moments_args<Data, Separation>& args);
+
+/// Computes mu and Sigma at the end of each segment. T = 0: no segment, nothing is written.
+///
+/// reference: serial, the definition above as written, in compute_t<Data>; any scalar type.
+///
+/// Throws argument_error when check() fails, before any write. Deterministic. Thread-safe.
+template <class Exec, class Data, class Separation>
+void segment_moments(const Exec& exec, const segment_moments_args<Data, Separation>& args) {
+  raise_on_error(try_segment_moments(exec, args));
+}
+
+}  // namespace polystate::inline POLYSTATE_ABI

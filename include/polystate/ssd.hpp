@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// State-space duality, the recurrence of Mamba-2: a scalar decay a head, matrix states. This header states
+/// and checks the operator; include polystate/reference/ssd.hpp for the definition.
+
+#include <polystate/core/argument_checks.hpp>
+#include <polystate/core/dispatch.hpp>
+#include <polystate/core/element.hpp>
+#include <polystate/core/error.hpp>
+#include <polystate/core/exec.hpp>
+#include <polystate/core/sequences.hpp>
+#include <polystate/core/state_pool.hpp>
+#include <polystate/core/tensor_view.hpp>
+#include <polystate/recurrence.hpp>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+namespace polystate::inline POLYSTATE_ABI {
+
+/// What the operator supports, the same on every backend.
+struct ssd_limits {
+  static constexpr size_range P{1};
+  static constexpr size_range N{1};
+  static constexpr size_range step_tokens{0, 8};  ///< T of one step
+};
+
+/// Operands of ssd(). B batch entries, T tokens, H heads of P channels, G groups, N state columns; S
+/// sequences (B, or those packed).
+///
+///     d   = dt + dt_bias;  d = softplus(d) if dt_softplus;  d = clamp(d, dt_min, dt_max)
+///     S_t = exp(d A) S_{t-1} + d x_t B_t^T        y_t = (S_t C_t + D x_t) * silu(z_t)
+///
+/// States are (P, N). softplus is log(1 + e^x) without a linear cut-off.
+/// Source: Dao & Gu 2024 (arXiv:2405.21060), section 3 and the Mamba-2 block.
+template <class Data, class State = acc_t<Data>>
+struct ssd_args {
+  tensor_view<const Data, 4> x;         ///< (B, T, H, P)
+  tensor_view<const Data, 3> dt;        ///< (B, T, H)
+  tensor_view<const acc_t<Data>, 1> A;  ///< (H), used as given (already negative)
+  tensor_view<const Data, 4> B;         ///< (B, T, G, N), H a multiple of G
+  tensor_view<const Data, 4> C;         ///< (B, T, G, N)
+  tensor_view<const acc_t<Data>, 2>
+      D{};                         ///< (H, P), optional: absent means 0; one number a head: stride 0 along P
+  tensor_view<const Data, 4> z{};  ///< (B, T, H, P), optional: absent means no gate
+  tensor_view<const acc_t<Data>, 1> dt_bias{};  ///< (H), optional: absent means 0
+  tensor_view<const State, 4> initial_state{};  ///< (S, H, P, N), optional: absent means 0
+  index_view cu_seqlens{};                      ///< (S+1), optional: packed sequences of one batch entry
+  tensor_view<Data, 4> y;                       ///< (B, T, H, P), out; must not overlap an input
+  tensor_view<State, 4> final_state{};          ///< (S, H, P, N), optional, out; may be initial_state itself
+  bool dt_softplus = false;
+  double dt_min = -std::numeric_limits<double>::infinity();
+  double dt_max = std::numeric_limits<double>::infinity();
+};
+
+/// Operands of ssd_step(): T further tokens of B sequences, whose states live in a pool of slots.
+template <class Data, class State = acc_t<Data>>
+struct ssd_step_args {
+  tensor_view<const Data, 4> x;                 ///< (B, T, H, P), T at most 8
+  tensor_view<const Data, 3> dt;                ///< (B, T, H)
+  tensor_view<const acc_t<Data>, 1> A;          ///< (H)
+  tensor_view<const Data, 4> B;                 ///< (B, T, G, N)
+  tensor_view<const Data, 4> C;                 ///< (B, T, G, N)
+  tensor_view<const acc_t<Data>, 2> D{};        ///< (H, P), optional
+  tensor_view<const Data, 4> z{};               ///< (B, T, H, P), optional
+  tensor_view<const acc_t<Data>, 1> dt_bias{};  ///< (H), optional
+  index_view read_indices{};                    ///< (B), optional: slots read, -1 is padding; absent: slot b
+  index_view write_indices{};                   ///< (B), optional: slots written; absent: the slots read
+  tensor_view<State, 4> state;                  ///< (slots, H, P, N), updated in place
+  tensor_view<Data, 4> y;                       ///< (B, T, H, P), out; zero for padding rows
+  tensor_view<State, 5>
+      intermediate_states{};  ///< (B, T, H, P, N), optional, out: the state after each token
+  bool dt_softplus = false;
+  double dt_min = -std::numeric_limits<double>::infinity();
+  double dt_max = std::numeric_limits<double>::infinity();
+};
+
+/// The operands that the recurrence reads, of either kind of call.
+template <template <class, class> class Args, class Data, class State>
+[[nodiscard]] operands<Data, rule::ssd> operands_of(const Args<Data, State>& args) {
+  return {.x = args.x,
+          .dt = args.dt,
+          .A = args.A,
+          .B = args.B,
+          .C = args.C,
+          .D = args.D,
+          .z = args.z,
+          .dt_bias = args.dt_bias,
+          .dt_softplus = args.dt_softplus,
+          .dt_min = args.dt_min,
+          .dt_max = args.dt_max};
+}
+
+/// Checks the operands of the recurrence and binds "B", "T", "H", and under the names that recurrences share
+/// "dv" (P), "HK" (G) and "dk" (N).
+template <class Data>
+void check_operands(argument_checks& c, const operands<Data, rule::ssd>& in) {
+  c.required("x", in.x, {"B", "T", "H", "P"})
+      .range("P", ssd_limits::P)
+      .bind("dv", c.size("P"))
+      .required("dt", in.dt, {"B", "T", "H"})
+      .required("A", in.A, {"H"})
+      .required("B", in.B, {"B", "T", "G", "N"})
+      .range("N", ssd_limits::N)
+      .bind("HK", c.size("G"))
+      .bind("dk", c.size("N"))
+      .grouped("H", "G")
+      .required("C", in.C, {"B", "T", "G", "N"})
+      .optional("D", in.D, {"H", "P"})
+      .optional("z", in.z, {"B", "T", "H", "P"})
+      .optional("dt_bias", in.dt_bias, {"H"})
+      .expect(in.dt_min <= in.dt_max, error_code::value, "dt_min",
+              std::to_string(in.dt_min) + ", supported: at most dt_max = " + std::to_string(in.dt_max));
+}
+
+/// Checks the query side alone and binds "B", "T", "HK" (G), "dk" (N).
+template <class Data>
+void check_query(argument_checks& c, const query_operands<Data, rule::ssd>& in) {
+  c.required("C", in.C, {"B", "T", "HK", "dk"}).range("dk", ssd_limits::N);
+}
+
+/// Checks that an output is none of the operands' memory.
+template <class Data, class Out>
+void check_distinct(argument_checks& c, const operands<Data, rule::ssd>& in, const char* name,
+                    const Out& out) {
+  c.distinct(name, out, "x", in.x)
+      .distinct(name, out, "dt", in.dt)
+      .distinct(name, out, "B", in.B)
+      .distinct(name, out, "C", in.C)
+      .distinct(name, out, "z", in.z);
+}
+
+/// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
+template <class Data, class State>
+[[nodiscard]] status check(const ssd_args<Data, State>& args) {
+  argument_checks c("ssd");
+  check_operands(c, operands_of(args));
+  c.sequences(args.cu_seqlens)
+      .optional("initial_state", args.initial_state, {"S", "H", "P", "N"})
+      .required("y", args.y, {"B", "T", "H", "P"})
+      .optional("final_state", args.final_state, {"S", "H", "P", "N"})
+      .distinct("y", args.y, "initial_state", args.initial_state)
+      .distinct("y", args.y, "final_state", args.final_state);
+  check_distinct(c, operands_of(args), "y", args.y);
+  return c.result();
+}
+
+/// Whether `args` is a supported step. Reads no elements.
+template <class Data, class State>
+[[nodiscard]] status check(const ssd_step_args<Data, State>& args) {
+  argument_checks c("ssd_step");
+  check_operands(c, operands_of(args));
+  c.range("T", ssd_limits::step_tokens)
+      .required("state", args.state, {"slots", "H", "P", "N"})
+      .include(check_pool_shape(c, args.read_indices, args.write_indices))
+      .required("y", args.y, {"B", "T", "H", "P"})
+      .optional("intermediate_states", args.intermediate_states, {"B", "T", "H", "P", "N"})
+      .distinct("y", args.y, "state", args.state)
+      .distinct("intermediate_states", args.intermediate_states, "state", args.state);
+  check_distinct(c, operands_of(args), "y", args.y);
+  return c.result();
+}
+
+/// Whether the contents of the index operands, readable here, are valid; call it after check().
+template <class Data, class State>
+[[nodiscard]] status check_contents(const ssd_args<Data, State>& args) {
+  return check_cu_seqlens("ssd", args.cu_seqlens, args.x.extent(1));
+}
+template <class Data, class State>
+[[nodiscard]] status check_contents(const ssd_step_args<Data, State>& args) {
+  return check_pool_indices("ssd_step", args.x.extent(0), args.state.extent(0), args.read_indices,
+                            args.write_indices);
+}
+
+/// What ssd() does, with a status for an exception. Defined in polystate/reference/ssd.hpp: include it, or
+/// the linker will miss it.
+template <class Data, class State>
+[[nodiscard]] status try_ssd(const on_reference& exec, const ssd_args<Data, State>& args);
+template <class Data, class State>
+[[nodiscard]] status try_ssd_step(const on_reference& exec, const ssd_step_args<Data, State>& args);
+
+/// Computes y and, if given, final_state. T = 0 copies initial_state, or zero, to final_state.
+///
+/// reference: serial, the definition above as written, in compute_t<Data>; any scalar type.
+///
+/// Throws argument_error when check() fails, before any write. Deterministic. Thread-safe. A NaN stays in its
+/// sequence and in the heads that read it.
+template <class Exec, class Data, class State>
+void ssd(const Exec& exec, const ssd_args<Data, State>& args) {
+  raise_on_error(try_ssd(exec, args));
+}
+
+/// Computes y for T tokens and moves the states on: equal to ssd() over those tokens with the slot's state as
+/// initial state. Backends, errors and guarantees as there.
+template <class Exec, class Data, class State>
+void ssd_step(const Exec& exec, const ssd_step_args<Data, State>& args) {
+  raise_on_error(try_ssd_step(exec, args));
+}
+
+}  // namespace polystate::inline POLYSTATE_ABI
