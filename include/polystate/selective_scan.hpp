@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// Selective scan, the recurrence of Mamba-1 (S6): a diagonal state a channel. This header states and checks
+/// the operator; include polystate/reference/selective_scan.hpp for the definition.
+
+#include <polystate/core/argument_checks.hpp>
+#include <polystate/core/dispatch.hpp>
+#include <polystate/core/element.hpp>
+#include <polystate/core/error.hpp>
+#include <polystate/core/exec.hpp>
+#include <polystate/core/sequences.hpp>
+#include <polystate/core/state_pool.hpp>
+#include <polystate/core/tensor_view.hpp>
+
+#include <cstdint>
+
+namespace polystate::inline POLYSTATE_ABI {
+
+/// What the operator supports, the same on every backend.
+struct selective_scan_limits {
+  static constexpr size_range N{1};
+  static constexpr size_range step_tokens{0, 8};  ///< T of one step
+};
+
+/// Operands of selective_scan(). B batch entries, T tokens, D channels, N states a channel, G groups that
+/// share B and C (D a multiple of G, consecutive channels share one); S sequences (B, or those packed).
+///
+///     dt = delta[t,d] + delta_bias[d];  dt = softplus(dt) if delta_softplus
+///     h_t[d,n] = exp(dt A[d,n]) h_{t-1}[d,n] + dt B[t,g,n] u[t,d]
+///     y[t,d] = ( sum_n C[t,g,n] h_t[d,n] + D[d] u[t,d] ) * silu(z[t,d])
+///
+/// softplus is log(1 + e^x) without a linear cut-off.
+/// Source: Gu & Dao 2023 (arXiv:2312.00752), algorithm 2.
+template <class Data, class State = acc_t<Data>>
+struct selective_scan_args {
+  tensor_view<const Data, 3> u;                    ///< (B, T, D)
+  tensor_view<const Data, 3> delta;                ///< (B, T, D)
+  tensor_view<const acc_t<Data>, 2> A;             ///< (D, N), used as given (already negative)
+  tensor_view<const Data, 4> B;                    ///< (B, T, G, N)
+  tensor_view<const Data, 4> C;                    ///< (B, T, G, N)
+  tensor_view<const acc_t<Data>, 1> D{};           ///< (D), optional: absent means 0
+  tensor_view<const Data, 3> z{};                  ///< (B, T, D), optional: absent means no gate
+  tensor_view<const acc_t<Data>, 1> delta_bias{};  ///< (D), optional: absent means 0
+  tensor_view<const State, 3> initial_state{};     ///< (S, D, N), optional: absent means 0
+  index_view cu_seqlens{};                         ///< (S+1), optional: packed sequences of one batch entry
+  tensor_view<Data, 3> y;                          ///< (B, T, D), out; must not overlap an input
+  tensor_view<State, 3> final_state{};             ///< (S, D, N), optional, out; may be initial_state itself
+  bool delta_softplus = false;
+};
+
+/// Operands of selective_scan_step(): T further tokens of B sequences, whose states live in a pool of slots.
+template <class Data, class State = acc_t<Data>>
+struct selective_scan_step_args {
+  tensor_view<const Data, 3> u;                    ///< (B, T, D), T at most 8
+  tensor_view<const Data, 3> delta;                ///< (B, T, D)
+  tensor_view<const acc_t<Data>, 2> A;             ///< (D, N)
+  tensor_view<const Data, 4> B;                    ///< (B, T, G, N)
+  tensor_view<const Data, 4> C;                    ///< (B, T, G, N)
+  tensor_view<const acc_t<Data>, 1> D{};           ///< (D), optional
+  tensor_view<const Data, 3> z{};                  ///< (B, T, D), optional
+  tensor_view<const acc_t<Data>, 1> delta_bias{};  ///< (D), optional
+  index_view read_indices{};                    ///< (B), optional: slots read, -1 is padding; absent: slot b
+  index_view write_indices{};                   ///< (B), optional: slots written; absent: the slots read
+  tensor_view<State, 3> state;                  ///< (slots, D, N), updated in place
+  tensor_view<Data, 3> y;                       ///< (B, T, D), out; zero for padding rows
+  tensor_view<State, 4> intermediate_states{};  ///< (B, T, D, N), optional, out: the state after each token
+  bool delta_softplus = false;
+};
+
+/// Checks what both kinds of call share and binds "B", "T", "D", "N", "G".
+template <class Args>
+void check_scan_operands(argument_checks& c, const Args& args) {
+  c.required("u", args.u, {"B", "T", "D"})
+      .required("delta", args.delta, {"B", "T", "D"})
+      .required("A", args.A, {"D", "N"})
+      .range("N", selective_scan_limits::N)
+      .required("B", args.B, {"B", "T", "G", "N"})
+      .grouped("D", "G")
+      .required("C", args.C, {"B", "T", "G", "N"})
+      .optional("D", args.D, {"D"})
+      .optional("z", args.z, {"B", "T", "D"})
+      .optional("delta_bias", args.delta_bias, {"D"})
+      .required("y", args.y, {"B", "T", "D"})
+      .distinct("y", args.y, "u", args.u)
+      .distinct("y", args.y, "delta", args.delta)
+      .distinct("y", args.y, "z", args.z)
+      .distinct("y", args.y, "B", args.B)
+      .distinct("y", args.y, "C", args.C);
+}
+
+/// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
+template <class Data, class State>
+[[nodiscard]] status check(const selective_scan_args<Data, State>& args) {
+  argument_checks c("selective_scan");
+  check_scan_operands(c, args);
+  c.sequences(args.cu_seqlens)
+      .optional("initial_state", args.initial_state, {"S", "D", "N"})
+      .optional("final_state", args.final_state, {"S", "D", "N"})
+      .distinct("y", args.y, "initial_state", args.initial_state)
+      .distinct("y", args.y, "final_state", args.final_state);
+  return c.result();
+}
+
+/// Whether `args` is a supported step. Reads no elements.
+template <class Data, class State>
+[[nodiscard]] status check(const selective_scan_step_args<Data, State>& args) {
+  argument_checks c("selective_scan_step");
+  check_scan_operands(c, args);
+  c.range("T", selective_scan_limits::step_tokens)
+      .required("state", args.state, {"slots", "D", "N"})
+      .include(check_pool_shape(c, args.read_indices, args.write_indices))
+      .optional("intermediate_states", args.intermediate_states, {"B", "T", "D", "N"})
+      .distinct("y", args.y, "state", args.state)
+      .distinct("intermediate_states", args.intermediate_states, "state", args.state);
+  return c.result();
+}
+
+/// Whether the contents of the index operands, readable here, are valid; call it after check().
+template <class Data, class State>
+[[nodiscard]] status check_contents(const selective_scan_args<Data, State>& args) {
+  return check_cu_seqlens("selective_scan", args.cu_seqlens, args.u.extent(1));
+}
+template <class Data, class State>
+[[nodiscard]] status check_contents(const selective_scan_step_args<Data, State>& args) {
+  return check_pool_indices("selective_scan_step", args.u.extent(0), args.state.extent(0), args.read_indices,
+                            args.write_indices);
+}
+
+/// What selective_scan() does, with a status for an exception. Defined in
+/// polystate/reference/selective_scan.hpp: include it, or the linker will miss it.
+template <class Data, class State>
+[[nodiscard]] status try_selective_scan(const on_reference& exec,
+                                        const selective_scan_args<Data, State>& args);
+template <class Data, class State>
+[[nodiscard]] status try_selective_scan_step(const on_reference& exec,
+                                             const selective_scan_step_args<Data, State>& args);
+
+/// Computes y and, if given, final_state. T = 0 copies initial_state, or zero, to final_state.
+///
+/// reference: serial, the definition above as written, in compute_t<Data>; any scalar type.
+///
+/// Throws argument_error when check() fails, before any write. Deterministic. Thread-safe. A NaN in u, delta
+/// or z stays in its sequence and channel.
+template <class Exec, class Data, class State>
+void selective_scan(const Exec& exec, const selective_scan_args<Data, State>& args) {
+  raise_on_error(try_selective_scan(exec, args));
+}
+
+/// Computes y for T tokens and moves the states on: equal to selective_scan() over those tokens with the
+/// slot's state as initial state. Backends, errors and guarantees as there.
+template <class Exec, class Data, class State>
+void selective_scan_step(const Exec& exec, const selective_scan_step_args<Data, State>& args) {
+  raise_on_error(try_selective_scan_step(exec, args));
+}
+
+}  // namespace polystate::inline POLYSTATE_ABI
