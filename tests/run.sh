@@ -76,7 +76,7 @@ step require_packages "${packages[@]}" || finish
 
 PATH=$PATH:/usr/local/cuda/bin
 cuda=OFF gpu=0
-command -v nvcc >/dev/null && cuda=ON
+nvcc --version >/dev/null 2>&1 && cuda=ON
 { nvidia-smi -L || [[ -e /dev/nvidia0 ]]; } >/dev/null 2>&1 && gpu=1
 benchmarks=OFF
 [[ $all -eq 1 ]] && benchmarks=ON
@@ -97,15 +97,14 @@ run_tests default "${arguments[@]}"
 
 if [[ $cuda == OFF || $gpu -eq 0 ]]; then
   knowledge=(tests/gpu/record.py verify)
-  if [[ $cuda == ON ]]; then
-    say "CUDA programs, compiled; there is no GPU here to run them:"
-    knowledge+=(--build "$build")
-  else
-    say "CUDA programs of the GPU record; there is no nvcc here to compile them:"
-  fi
+  where="compiled here, not run: no GPU"
+  [[ $cuda == OFF ]] && where="not compiled here: no nvcc"
+  [[ $cuda == ON ]] && knowledge+=(--build "$build")
   if verified=$("${knowledge[@]}"); then
+    count=${verified##*: }
+    say "$count CUDA programs known ($where)"
     printf '%s\n' "$verified" | head -n -1
-    skipped=$((skipped + ${verified##*: }))
+    skipped=$((skipped + count))
   else
     failed=$((failed + 1))
   fi

@@ -66,6 +66,8 @@ TEST(CausalConv1dReference, SiluOfLargeSums) {
   EXPECT_NEAR(y[2], -0.2689414213699951, 1e-15);
   EXPECT_EQ(y[3], 1000);
   EXPECT_EQ(y[4], 0);
+  EXPECT_NEAR(convolve({1}, {1}, {}, 1, activation::silu)[0], 1.7615941559557649,
+              1e-15);  // the bias is inside
 }
 
 // y as a product with the banded Toeplitz matrix of the taps: shares no line with the reference.
