@@ -87,18 +87,20 @@ template <template <class, class, class> class Args, class Data, class Rule, cla
           .l2norm_eps = args.l2norm_eps};
 }
 
-/// Checks the operands of a recurrence and binds "B", "T", "HK", "H", "dk", "dv".
+/// Checks the operands of a recurrence and binds "B", "T", "HK", "HV", "dk", "dv", and "H" for HV as all
+/// recurrences do.
 template <class Data, class Rule>
 void check_operands(argument_checks& c, const operands<Data, Rule>& in) {
   const std::string rule_name = Rule::name;
   c.required("q", in.q, {"B", "T", "HK", "dk"})
       .range("dk", gated_delta_rule_limits::dk)
       .required("k", in.k, {"B", "T", "HK", "dk"})
-      .required("v", in.v, {"B", "T", "H", "dv"})
+      .required("v", in.v, {"B", "T", "HV", "dv"})
+      .bind("H", c.size("HV"), "v")
       .range("dv", gated_delta_rule_limits::dv)
-      .grouped("H", "HK")
-      .required_if(Rule::has_decay, "g", in.g, {"B", "T", "H"}, "rule " + rule_name + " has no decay")
-      .required_if(Rule::has_beta, "beta", in.beta, {"B", "T", "H"}, "rule " + rule_name + " has no beta")
+      .grouped("HV", "HK")
+      .required_if(Rule::has_decay, "g", in.g, {"B", "T", "HV"}, "rule " + rule_name + " has no decay")
+      .required_if(Rule::has_beta, "beta", in.beta, {"B", "T", "HV"}, "rule " + rule_name + " has no beta")
       .expect(in.l2norm_eps >= 0, error_code::value, "l2norm_eps",
               std::to_string(in.l2norm_eps) + ", supported: at least 0");
 }
@@ -136,9 +138,9 @@ template <class Dims = dims<>, class Data, class Rule, class State>
   check_operands(c, operands_of(args));
   check_dims<Dims>(c);
   c.sequences(args.cu_seqlens)
-      .optional("initial_state", args.initial_state, {"S", "H", "dv", "dk"})
-      .required("o", args.o, {"B", "T", "H", "dv"})
-      .optional("final_state", args.final_state, {"S", "H", "dv", "dk"})
+      .optional("initial_state", args.initial_state, {"S", "HV", "dv", "dk"})
+      .required("o", args.o, {"B", "T", "HV", "dv"})
+      .optional("final_state", args.final_state, {"S", "HV", "dv", "dk"})
       .distinct("o", args.o, "initial_state", args.initial_state)
       .distinct("o", args.o, "final_state", args.final_state);
   check_distinct(c, operands_of(args), "o", args.o);
@@ -152,10 +154,10 @@ template <class Dims = dims<>, class Data, class Rule, class State>
   check_operands(c, operands_of(args));
   check_dims<Dims>(c);
   c.range("T", gated_delta_rule_limits::step_tokens)
-      .required("state", args.state, {"slots", "H", "dv", "dk"})
+      .required("state", args.state, {"slots", "HV", "dv", "dk"})
       .include(check_pool_shape(c, args.read_indices, args.write_indices))
-      .required("o", args.o, {"B", "T", "H", "dv"})
-      .optional("intermediate_states", args.intermediate_states, {"B", "T", "H", "dv", "dk"})
+      .required("o", args.o, {"B", "T", "HV", "dv"})
+      .optional("intermediate_states", args.intermediate_states, {"B", "T", "HV", "dv", "dk"})
       .distinct("o", args.o, "state", args.state)
       .distinct("intermediate_states", args.intermediate_states, "state", args.state);
   check_distinct(c, operands_of(args), "o", args.o);
