@@ -117,7 +117,11 @@ void check_query(argument_checks& c, const query_operands<Data, Rule>& in) {
 /// Checks that an output is none of the operands' memory.
 template <class Data, class Rule, class Out>
 void check_distinct(argument_checks& c, const operands<Data, Rule>& in, const char* name, const Out& out) {
-  c.distinct(name, out, "q", in.q).distinct(name, out, "k", in.k).distinct(name, out, "v", in.v);
+  c.distinct(name, out, "q", in.q)
+      .distinct(name, out, "k", in.k)
+      .distinct(name, out, "v", in.v)
+      .distinct(name, out, "g", in.g)
+      .distinct(name, out, "beta", in.beta);
 }
 
 /// Checks that the bound "dk" and "dv" are those that the caller fixed at compile time.
@@ -144,6 +148,7 @@ template <class Dims = dims<>, class Data, class Rule, class State>
       .distinct("o", args.o, "initial_state", args.initial_state)
       .distinct("o", args.o, "final_state", args.final_state);
   check_distinct(c, operands_of(args), "o", args.o);
+  check_distinct(c, operands_of(args), "final_state", args.final_state);
   return c.result();
 }
 
@@ -159,8 +164,11 @@ template <class Dims = dims<>, class Data, class Rule, class State>
       .required("o", args.o, {"B", "T", "HV", "dv"})
       .optional("intermediate_states", args.intermediate_states, {"B", "T", "HV", "dv", "dk"})
       .distinct("o", args.o, "state", args.state)
-      .distinct("intermediate_states", args.intermediate_states, "state", args.state);
+      .distinct("intermediate_states", args.intermediate_states, "state", args.state)
+      .distinct("intermediate_states", args.intermediate_states, "o", args.o);
   check_distinct(c, operands_of(args), "o", args.o);
+  check_distinct(c, operands_of(args), "state", args.state);
+  check_distinct(c, operands_of(args), "intermediate_states", args.intermediate_states);
   return c.result();
 }
 

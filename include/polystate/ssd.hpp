@@ -128,9 +128,12 @@ void check_distinct(argument_checks& c, const operands<Data, rule::ssd>& in, con
                     const Out& out) {
   c.distinct(name, out, "x", in.x)
       .distinct(name, out, "dt", in.dt)
+      .distinct(name, out, "A", in.A)
       .distinct(name, out, "B", in.B)
       .distinct(name, out, "C", in.C)
-      .distinct(name, out, "z", in.z);
+      .distinct(name, out, "D", in.D)
+      .distinct(name, out, "z", in.z)
+      .distinct(name, out, "dt_bias", in.dt_bias);
 }
 
 /// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
@@ -145,6 +148,7 @@ template <class Data, class State>
       .distinct("y", args.y, "initial_state", args.initial_state)
       .distinct("y", args.y, "final_state", args.final_state);
   check_distinct(c, operands_of(args), "y", args.y);
+  check_distinct(c, operands_of(args), "final_state", args.final_state);
   return c.result();
 }
 
@@ -159,8 +163,11 @@ template <class Data, class State>
       .required("y", args.y, {"B", "T", "H", "P"})
       .optional("intermediate_states", args.intermediate_states, {"B", "T", "H", "P", "N"})
       .distinct("y", args.y, "state", args.state)
-      .distinct("intermediate_states", args.intermediate_states, "state", args.state);
+      .distinct("intermediate_states", args.intermediate_states, "state", args.state)
+      .distinct("intermediate_states", args.intermediate_states, "y", args.y);
   check_distinct(c, operands_of(args), "y", args.y);
+  check_distinct(c, operands_of(args), "state", args.state);
+  check_distinct(c, operands_of(args), "intermediate_states", args.intermediate_states);
   return c.result();
 }
 
