@@ -10,6 +10,7 @@
 #include <polystate/recurrence.hpp>
 #include <polystate/reference/eigen.hpp>
 
+#include <cmath>
 #include <cstdint>
 
 namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference {
@@ -42,11 +43,13 @@ class query_reader;
 template <class Operands>
 query_reader(const Operands&) -> query_reader<Operands>;
 
-/// x / sqrt(sum x^2 + eps); a zero row stays zero.
+/// x / sqrt(sum x^2 + eps); a zero row stays zero, also with eps = 0.
 template <class Scalar>
 vector<Scalar> l2_normalized(const vector<Scalar>& x, double eps) {
   using std::sqrt;
-  return x / sqrt(x.squaredNorm() + Scalar(eps));
+  const Scalar squares = x.squaredNorm() + Scalar(eps);
+  if (squares == Scalar(0)) return x;
+  return x / sqrt(squares);
 }
 
 /// One step: S <- transition(S) + write.
