@@ -43,7 +43,7 @@ struct uniform {
   std::int64_t m = 0;  ///< tokens, at least 1
 
   [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr std::int64_t count(std::int64_t T) const {
-    return (T + m - 1) / m;
+    return T / m + (T % m != 0 ? 1 : 0);  // no overflow where m means "one segment"
   }
   [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr bool closes(const bank_counters& c) const {
     return c.open_tokens == m;
