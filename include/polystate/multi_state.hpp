@@ -125,16 +125,19 @@ void check_layer(argument_checks& c, const Args& args, bool keeps_moments, std::
   check_operands(c, args.in);
   check_dims<Dims>(c);
   if (!Separation::has_segments) {
-    c.absent("moments.k", args.moments.k, std::string("separation ") + Separation::name + " has no segments")
-        .expect(!keeps_moments, error_code::unexpected, "mu",
-                std::string("or Sigma given, but separation ") + Separation::name + " has no segments");
+    const std::string no_segments = std::string("separation ") + Separation::name + " has no segments";
+    check_no_moments(c, args.moments, no_segments);
+    c.expect(!keeps_moments, error_code::unexpected, "mu", "or Sigma given, but " + no_segments);
   } else if (args.shared_kq) {
     c.absent("moments.k", args.moments.k, "shared_kq makes the recurrence's key serve as k'")
         .bind("HR", c.size("HK"))
         .bind("dr", c.size("dk"));
+    check_moment_rule(c, args.moments);
   } else if (Router::reads_moments || keeps_moments || args.moments.k) {
     check_moments(c, args.moments);
     c.grouped("H", "HR");
+  } else {
+    check_no_moments(c, args.moments, "there is no moments.k");
   }
   check_router(c, args.router, args.shared_kq, entries);
   if constexpr (std::is_same_v<Separation, separation::fenwick>) {

@@ -189,7 +189,7 @@ template <class Data, class Separation, class Router>
     check_moments(c, args.moments);
     c.grouped("H", "HR");
   } else {
-    c.absent("moments.k", args.moments.k, why_not);
+    check_no_moments(c, args.moments, why_not);
   }
   const std::int64_t L = c.failed() ? 0 : args.separation.count(c.size("T"));
   c.expect(

@@ -14,6 +14,7 @@
 #include <polystate/separation.hpp>
 
 #include <cstdint>
+#include <string>
 #include <type_traits>
 
 namespace polystate::inline POLYSTATE_ABI {
@@ -62,18 +63,31 @@ struct segment_moments_args {
   tensor_view<acc_t<Data>, 5> Sigma{};  ///< (B, L, HR, dr, dr), optional, out
 };
 
-/// Checks the routing keys, given, and binds "B", "T", "HR", "dr".
+/// Checks how keys enter the moments, wherever they come from; uses the bound "B", "T", "HR".
 template <class Data>
-void check_moments(argument_checks& c, const key_moments<Data>& moments) {
+void check_moment_rule(argument_checks& c, const key_moments<Data>& moments) {
   const bool gated = moments.moment_rule != moment_rule::plain;
-  c.required("moments.k", moments.k, {"B", "T", "HR", "dr"})
-      .range("dr", size_range{1})
-      .required_if(gated, "moments.g", moments.g, {"B", "T", "HR"}, "moment_rule plain has no decay")
+  c.required_if(gated, "moments.g", moments.g, {"B", "T", "HR"}, "moment_rule plain has no decay")
       .required_if(gated, "moments.beta", moments.beta, {"B", "T", "HR"}, "moment_rule plain has no beta")
       .expect(!gated || moments.divide_by == divide_by::m, error_code::value, "moments.divide_by",
               "count, supported with this moment_rule: m")
       .expect(moments.l2norm_eps >= 0, error_code::value, "moments.l2norm_eps",
               "negative, supported: at least 0");
+}
+
+/// Checks the routing keys, given, and binds "B", "T", "HR", "dr".
+template <class Data>
+void check_moments(argument_checks& c, const key_moments<Data>& moments) {
+  c.required("moments.k", moments.k, {"B", "T", "HR", "dr"}).range("dr", size_range{1});
+  check_moment_rule(c, moments);
+}
+
+/// Checks that no operand of the moments is given where none are kept.
+template <class Data>
+void check_no_moments(argument_checks& c, const key_moments<Data>& moments, const std::string& why) {
+  c.absent("moments.k", moments.k, why)
+      .absent("moments.g", moments.g, why)
+      .absent("moments.beta", moments.beta, why);
 }
 
 /// Segments of all sequences together. Reads the contents of cu_seqlens.
