@@ -148,7 +148,10 @@ void check_layer(argument_checks& c, const Args& args, bool keeps_moments, std::
         "or position_index not as fenwick needs, supported: none and absolute, weights by level as given");
   }
   c.expect(args.max_visible >= 0, error_code::value, "max_visible",
-           std::to_string(args.max_visible) + ", supported: at least 0");
+           std::to_string(args.max_visible) + ", supported: at least 0")
+      .expect(args.max_visible == 0 || Separation::has_segments, error_code::value, "max_visible",
+              std::to_string(args.max_visible) + ", supported with separation " + Separation::name +
+                  ", which has no segments: 0");
 }
 
 /// Segments of a sequence of T tokens, or the levels that raw weights are given for.
