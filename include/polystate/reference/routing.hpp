@@ -144,8 +144,14 @@ vector<Scalar> weights(const router::cumulant<Data>& r, const token&, std::int64
   return softmax<Scalar>(delta * scores.r_mu + (delta * delta / Scalar(2)) * scores.r_sigma);
 }
 
-/// Which k of the weights are kept: the largest, ties to the later index; NaN counts as largest, so the
-/// indices stay distinct and in range.
+/// Whether weight a, of a later segment than weight b, is chosen first. NaN counts as largest.
+template <class Scalar>
+bool goes_before(const Scalar& a, const Scalar& b) {
+  if (a != a) return true;
+  return b == b && !(a < b);
+}
+
+/// Which k of the weights are kept: the largest, ties to the later index, all distinct.
 template <class Scalar>
 std::vector<bool> chosen(const vector<Scalar>& lam, std::int64_t k, bool keep_current) {
   std::vector<bool> kept(static_cast<std::size_t>(lam.size()), false);
@@ -153,7 +159,7 @@ std::vector<bool> chosen(const vector<Scalar>& lam, std::int64_t k, bool keep_cu
   for (std::int64_t n = keep_current ? 1 : 0; n < k; ++n) {
     std::int64_t best = -1;
     for (std::int64_t l = 0; l < lam.size(); ++l) {
-      if (!kept[static_cast<std::size_t>(l)] && (best < 0 || !(lam(l) < lam(best)))) best = l;
+      if (!kept[static_cast<std::size_t>(l)] && (best < 0 || goes_before(lam(l), lam(best)))) best = l;
     }
     kept[static_cast<std::size_t>(best)] = true;
   }
