@@ -108,7 +108,7 @@ vector<Scalar> weights(const router::none&, const token&, std::int64_t, const vi
 template <class Scalar>
 vector<Scalar> weights(const router::uniform&, const token&, std::int64_t, const visible_segments& seen,
                        const segment_scores<Scalar>&) {
-  return vector<Scalar>::Constant(seen.size(), Scalar(1.0 / static_cast<double>(seen.size())));
+  return vector<Scalar>::Constant(seen.size(), Scalar(1) / Scalar(static_cast<double>(seen.size())));
 }
 
 template <class Data, class Scalar>
