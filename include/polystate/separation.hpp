@@ -34,6 +34,10 @@ struct single {
   }
   /// Whether the open segment ends with the last token counted.
   [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr bool closes(const bank_counters&) const { return false; }
+  /// Whether a bank of this separation can have these counters.
+  [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr bool reaches(const bank_counters& c) const {
+    return c.segments == count(c.tokens) && c.open_tokens == c.tokens;
+  }
 };
 
 /// Segments of m tokens; the last one of a sequence may be partial.
@@ -47,6 +51,10 @@ struct uniform {
   }
   [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr bool closes(const bank_counters& c) const {
     return c.open_tokens == m;
+  }
+  /// Segments closed by hand included.
+  [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr bool reaches(const bank_counters& c) const {
+    return c.open_tokens < m && c.segments >= count(c.tokens);
   }
   /// What `divide_by m` divides segment l by.
   [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr std::int64_t length(std::int64_t) const { return m; }
@@ -80,6 +88,9 @@ struct fenwick {
     std::int64_t levels = T > 0 ? 1 : 0;
     for (std::int64_t rest = T - 1; rest > 0; rest >>= 1) ++levels;
     return levels;
+  }
+  [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr bool reaches(const bank_counters& c) const {
+    return c.segments == count(c.tokens);
   }
 };
 

@@ -174,13 +174,18 @@ status check_bank(const char* op, const Args& args, std::int64_t row, std::int64
   argument_checks c(op);
   const bank_counters now = args.bank.counters(row);
   const std::int64_t capacity = args.bank.S.extent(1);
-  c.expect(now.segments >= 0 && now.segments <= capacity && now.open_tokens >= 0 &&
-               now.tokens >= now.open_tokens && (now.segments > 0 || now.tokens == 0),
-           error_code::value, "bank.counters",
+  const std::int64_t closed = now.segments - (now.open_tokens > 0 ? 1 : 0);  // at least one token each
+  bool possible = now.open_tokens >= 0 && closed >= 0 && now.tokens - now.open_tokens >= closed &&
+                  (now.tokens == 0 || now.segments > 0) && now.segments <= capacity;
+  std::string whose = "a bank of capacity " + std::to_string(capacity);
+  if constexpr (requires { args.separation; }) {
+    possible = possible && args.separation.reaches(now);
+    whose += std::string(" and separation ") + args.separation.name;
+  }
+  c.expect(possible, error_code::value, "bank.counters",
            "sequence " + std::to_string(row) + " has tokens = " + std::to_string(now.tokens) +
                ", segments = " + std::to_string(now.segments) +
-               ", open_tokens = " + std::to_string(now.open_tokens) +
-               ", supported: those of a bank of capacity " + std::to_string(capacity));
+               ", open_tokens = " + std::to_string(now.open_tokens) + ", supported: those of " + whose);
   *entries = now.segments;
   if constexpr (requires { args.separation; }) {
     bank_counters after = now;
