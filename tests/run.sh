@@ -65,7 +65,7 @@ case ${1-} in
 esac
 cd "$root" || exit 2
 
-packages=(g++=g++ cmake=cmake ninja-build=ninja python3=python3 pkg-config=pkg-config
+packages=("g++=g++" cmake=cmake ninja-build=ninja python3=python3 pkg-config=pkg-config
   libeigen3-dev=/usr/include/eigen3/Eigen/Core libcli11-dev=/usr/include/CLI/CLI.hpp
   nlohmann-json3-dev=/usr/include/nlohmann/json.hpp libgtest-dev=/usr/include/gtest/gtest.h)
 if [[ $all -eq 1 ]]; then
