@@ -16,28 +16,28 @@
 
 namespace polystate::inline POLYSTATE_ABI {
 
-namespace detail::inline POLYSTATE_BUILD::cuda {
+namespace detail::inline POLYSTATE_BUILD::cuda::conv1d {
 
 /// The checks that every operand block of the convolution shares, after the contract's own.
 template <class Args>
-status check_convolution(const char* name, const on_cuda& exec, const Args& args) {
+status check_operands(const char* name, const on_cuda& exec, const Args& args) {
   status s = polystate::check(args);
   if (s.ok()) s = check_stream(name, exec);
   if (s.ok()) s = check_workspace(name, exec, workspace_bytes(exec, args));
   return s;
 }
 
-}  // namespace detail::inline POLYSTATE_BUILD::cuda
+}  // namespace detail::inline POLYSTATE_BUILD::cuda::conv1d
 
 /// What on_cuda asks of the operands: check(), a stream of the current device, and a workspace, if given,
 /// that is aligned. Reads no elements.
 template <class Data>
 [[nodiscard]] status check(const on_cuda& exec, const causal_conv1d_args<Data>& args) {
-  return detail::cuda::check_convolution("causal_conv1d", exec, args);
+  return detail::cuda::conv1d::check_operands("causal_conv1d", exec, args);
 }
 template <class Data>
 [[nodiscard]] status check(const on_cuda& exec, const causal_conv1d_step_args<Data>& args) {
-  return detail::cuda::check_convolution("causal_conv1d_step", exec, args);
+  return detail::cuda::conv1d::check_operands("causal_conv1d_step", exec, args);
 }
 
 /// check(), and the contents of the index operands. Copies them to the host and waits for exec.stream, so it
@@ -75,35 +75,26 @@ template <class Data>
 
 template <class Data>
 status try_causal_conv1d(const on_cuda& exec, const causal_conv1d_args<Data>& args) {
-  namespace kernels = detail::cuda;
-  static_assert(kernels::is_element<Data>, "causal_conv1d on_cuda takes float, half and bfloat16 data");
+  namespace conv1d = detail::cuda::conv1d;
+  static_assert(detail::cuda::is_element<Data>, "causal_conv1d on_cuda takes float, half and bfloat16 data");
   constexpr const char* name = "causal_conv1d";
   status s = check(exec, args);
   if (!s.ok()) return s;
-  const kernels::causal_conv1d_forward_params<Data> params{
-      .op = args,
-      .all = sequences(args.x.extent(0), args.x.extent(1), args.cu_seqlens),
-      .initial_state = kernels::vector_rows(args.initial_state),
-      .schedule = kernels::forward_schedule(args, kernels::multiprocessor_count())};
-  // No sequence of no tokens: cu_seqlens of one entry has nothing to say, whatever T is.
+  const auto params = conv1d::make_params(args, detail::cuda::multiprocessor_count());
+  // cu_seqlens of one entry: no sequence, so no row of any state either.
   if (params.all.size() == 0) return s;
-  s = kernels::launch_forward(name, exec, params);
-  return s.ok() && args.final_state ? kernels::launch_final_state(name, exec, params) : s;
+  s = conv1d::launch_forward(name, exec, params);
+  return s.ok() && args.final_state ? conv1d::launch_final_state(name, exec, params) : s;
 }
 
 template <class Data>
 status try_causal_conv1d_step(const on_cuda& exec, const causal_conv1d_step_args<Data>& args) {
-  namespace kernels = detail::cuda;
-  static_assert(kernels::is_element<Data>, "causal_conv1d_step on_cuda takes float, half and bfloat16 data");
+  namespace conv1d = detail::cuda::conv1d;
+  static_assert(detail::cuda::is_element<Data>,
+                "causal_conv1d_step on_cuda takes float, half and bfloat16 data");
   const status s = check(exec, args);
   if (!s.ok()) return s;
-  const kernels::causal_conv1d_step_params<Data> params{
-      .op = args,
-      .pool = state_pool(args.state.extent(0), args.read_indices, args.write_indices),
-      .state = kernels::vector_rows(args.state),
-      .intermediate_states = kernels::vector_rows(args.intermediate_states),
-      .schedule = kernels::step_schedule(args)};
-  return kernels::launch_step("causal_conv1d_step", exec, params);
+  return conv1d::launch_step("causal_conv1d_step", exec, conv1d::make_params(args));
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

@@ -16,7 +16,7 @@
 #include <string>
 #include <type_traits>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
+namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::conv1d {
 
 template <class Data>
 __device__ float activate(float a, activation act) {
@@ -78,7 +78,7 @@ struct vector_rows {
 template <class Data, int W>
 struct staged_taps {
   static constexpr int V = vector_elements<Data>;
-  static constexpr int channels = causal_conv1d_tiles::lanes * V;
+  static constexpr int channels = tiles::lanes * V;
   // 8 floats of padding put the W taps of a channel, which neighbouring threads write, into different banks.
   static constexpr int pitch = channels + 8;
   alignas(16) float weight[W][pitch];
@@ -88,12 +88,12 @@ struct staged_taps {
   __device__ void fill(const tensor_view<const float, 2>& w, const tensor_view<const float, 1>& b,
                        std::int64_t first, int count) {
     const std::int64_t D = w.extent(0);
-    for (int i = static_cast<int>(threadIdx.x); i < count * W; i += causal_conv1d_tiles::threads) {
+    for (int i = static_cast<int>(threadIdx.x); i < count * W; i += tiles::threads) {
       const int c = i / W;
       const int j = i % W;
       weight[j][c] = first + c < D ? w(first + c, j) : 0.0f;
     }
-    for (int c = static_cast<int>(threadIdx.x); c < count; c += causal_conv1d_tiles::threads) {
+    for (int c = static_cast<int>(threadIdx.x); c < count; c += tiles::threads) {
       bias[c] = b.data() != nullptr && first + c < D ? b(first + c) : 0.0f;
     }
     __syncthreads();
@@ -151,4 +151,4 @@ __device__ void convolve(const tensor_view<const float, 2>& weight, const tensor
   }
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda
+}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::conv1d

@@ -14,15 +14,23 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
+namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::conv1d {
 
 template <class Data>
-struct causal_conv1d_forward_params {
+struct forward_params {
   causal_conv1d_args<Data> op;
   sequences all;
   vector_rows<const Data, 3> initial_state;
-  causal_conv1d_forward_schedule schedule;
+  forward_schedule schedule;
 };
+
+template <class Data>
+forward_params<Data> make_params(const causal_conv1d_args<Data>& args, int multiprocessors) {
+  return {.op = args,
+          .all = sequences(args.x.extent(0), args.x.extent(1), args.cu_seqlens),
+          .initial_state = vector_rows(args.initial_state),
+          .schedule = choose_schedule(args, multiprocessors)};
+}
 
 /// The sequence around a token.
 struct token_sequence {
@@ -47,7 +55,7 @@ struct tile_origin {
 
 /// Blocks that follow one another are neighbours along the inner index. A grid has fewer than 2^31 blocks, so
 /// the divisions are 32 bits wide.
-__device__ inline tile_origin origin_of_block(const causal_conv1d_forward_schedule& s) {
+__device__ inline tile_origin origin_of_block(const forward_schedule& s) {
   const auto channel_tiles = static_cast<unsigned>(s.channel_tiles);
   const auto time_tiles = static_cast<unsigned>(s.time_tiles);
   const unsigned inner_tiles = s.time_is_inner ? time_tiles : channel_tiles;
@@ -83,9 +91,9 @@ __device__ void convolve_tokens(const causal_conv1d_args<Data>& op, const token_
 
 /// Any width, any strides.
 template <class Data>
-__global__ POLYSTATE_HIDDEN void __launch_bounds__(causal_conv1d_tiles::threads)
-    causal_conv1d_general_fwd_kernel(const __grid_constant__ causal_conv1d_forward_params<Data> p) {
-  constexpr int run = causal_conv1d_tiles::general_run;
+__global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads)
+    causal_conv1d_general_fwd_kernel(const __grid_constant__ forward_params<Data> p) {
+  constexpr int run = tiles::general_run;
   const auto& op = p.op;
   const auto& s = p.schedule;
   const tile_origin tile = origin_of_block(s);
@@ -110,10 +118,10 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(causal_conv1d_tiles::threads)
 /// Channels contiguous: a thread owns a vector of channels; the W-1 rows before the current token stay in
 /// registers while it walks along time.
 template <class Data, int W>
-__global__ POLYSTATE_HIDDEN void __launch_bounds__(causal_conv1d_tiles::threads)
-    causal_conv1d_channel_last_fwd_kernel(const __grid_constant__ causal_conv1d_forward_params<Data> p) {
+__global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads)
+    causal_conv1d_channel_last_fwd_kernel(const __grid_constant__ forward_params<Data> p) {
   constexpr int V = vector_elements<Data>;
-  constexpr int ahead = causal_conv1d_tiles::rows_ahead;
+  constexpr int ahead = tiles::rows_ahead;
   __shared__ staged_taps<Data, W> staged;
   const auto& op = p.op;
   const auto& s = p.schedule;
@@ -182,10 +190,10 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(causal_conv1d_tiles::threads)
 /// Time contiguous: a thread owns `vectors` vectors of tokens of one channel, a row of lanes apart, and gets
 /// the W-1 tokens before each from the lane before.
 template <class Data, int W>
-__global__ POLYSTATE_HIDDEN void __launch_bounds__(causal_conv1d_tiles::threads)
-    causal_conv1d_channel_first_fwd_kernel(const __grid_constant__ causal_conv1d_forward_params<Data> p) {
+__global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads)
+    causal_conv1d_channel_first_fwd_kernel(const __grid_constant__ forward_params<Data> p) {
   constexpr int V = vector_elements<Data>;
-  constexpr int vectors = causal_conv1d_tiles::vectors;
+  constexpr int vectors = tiles::vectors;
   static_assert(W - 1 <= V, "the taps before a vector lie in the one vector before it");
   // The words of a vector that hold its last W-1 elements.
   constexpr int words = static_cast<int>(sizeof(vector<Data>) / sizeof(std::uint32_t));
@@ -284,11 +292,11 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(causal_conv1d_tiles::threads)
 /// The last W-1 rows of every sequence's input. Runs after the kernels above, which read the initial states:
 /// final_state may be the same memory, then a row moves to an earlier one, so each thread goes upwards.
 template <class Data>
-__global__ POLYSTATE_HIDDEN void __launch_bounds__(causal_conv1d_tiles::threads)
-    causal_conv1d_final_state_kernel(const __grid_constant__ causal_conv1d_forward_params<Data> p) {
+__global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads)
+    causal_conv1d_final_state_kernel(const __grid_constant__ forward_params<Data> p) {
   const auto& op = p.op;
   const std::int64_t D = op.x.extent(2);
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * causal_conv1d_tiles::threads + threadIdx.x;
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * tiles::threads + threadIdx.x;
   const std::int64_t row = i / D;
   const std::int64_t d = i % D;
   if (row >= p.all.size()) return;
@@ -308,13 +316,12 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(causal_conv1d_tiles::threads)
 
 /// Enqueues y.
 template <class Data>
-POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec,
-                                       const causal_conv1d_forward_params<Data>& p) {
-  const grid g{.blocks = p.schedule.blocks, .threads = causal_conv1d_tiles::threads};
-  if (p.schedule.path == causal_conv1d_path::general) {
+POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, const forward_params<Data>& p) {
+  const grid g{.blocks = p.schedule.blocks, .threads = tiles::threads};
+  if (p.schedule.kernel == kernel_kind::general) {
     return launch(name, exec, g, causal_conv1d_general_fwd_kernel<Data>, p);
   }
-  const bool channel_last = p.schedule.path == causal_conv1d_path::channel_last;
+  const bool channel_last = p.schedule.kernel == kernel_kind::channel_last;
   return dispatch_width(name, p.op.weight.extent(1), [&](auto width) {
     return launch(name, exec, g,
                   channel_last ? causal_conv1d_channel_last_fwd_kernel<Data, width>
@@ -326,11 +333,10 @@ POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec,
 /// Enqueues final_state.
 template <class Data>
 POLYSTATE_HIDDEN status launch_final_state(const char* name, const on_cuda& exec,
-                                           const causal_conv1d_forward_params<Data>& p) {
+                                           const forward_params<Data>& p) {
   const std::int64_t threads = p.op.final_state.size() > 0 ? p.all.size() * p.op.x.extent(2) : 0;
-  const grid g{.blocks = tiles_of(threads, causal_conv1d_tiles::threads),
-               .threads = causal_conv1d_tiles::threads};
+  const grid g{.blocks = tiles_of(threads, tiles::threads), .threads = tiles::threads};
   return launch(name, exec, g, causal_conv1d_final_state_kernel<Data>, p);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda
+}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::conv1d

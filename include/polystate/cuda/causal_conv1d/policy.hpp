@@ -6,9 +6,9 @@
 
 #include <polystate/causal_conv1d.hpp>
 #include <polystate/core/dispatch.hpp>
+#include <polystate/cuda/tiling.hpp>
 #include <polystate/cuda/vector_access.hpp>
 
-#include <algorithm>
 #include <cstdint>
 
 namespace polystate::inline POLYSTATE_ABI {
@@ -17,13 +17,13 @@ namespace polystate::inline POLYSTATE_ABI {
 /// kernels per element type.
 using causal_conv1d_fast_widths = int_list<2, 3, 4>;
 
-namespace detail::inline POLYSTATE_BUILD::cuda {
+namespace detail::inline POLYSTATE_BUILD::cuda::conv1d {
 
 /// Forward, layout by layout, and step: one kernel each for every fast width, and the three for any width.
-inline constexpr int causal_conv1d_kernels_per_type = 3 * causal_conv1d_fast_widths::size + 3;
-static_assert(causal_conv1d_kernels_per_type <= 12, "compile time: keep new options at run time");
+inline constexpr int kernels_per_type = 3 * causal_conv1d_fast_widths::size + 3;
+static_assert(kernels_per_type <= 12, "compile time: keep new options at run time");
 
-struct causal_conv1d_tiles {
+struct tiles {
   static constexpr int threads = 128;
   static constexpr int lanes = 32;
   /// Channel-last: rows of x that a thread loads ahead of the ones in use. 4 rows x 16 bytes x 512 resident
@@ -38,7 +38,7 @@ struct causal_conv1d_tiles {
   static constexpr int general_run = 4;
 };
 
-enum class causal_conv1d_path {
+enum class kernel_kind {
   channel_last,   ///< D has stride 1 in x and y: a thread owns a vector of channels and slides along time
   channel_first,  ///< T has stride 1 in x and y: a thread owns vectors of tokens of one channel
   general         ///< any strides and widths: a thread owns a short run of one channel
@@ -46,11 +46,11 @@ enum class causal_conv1d_path {
 
 /// A block covers channels x tokens of one batch entry. Its threads are `lanes` side by side along the inner
 /// index (channels, or time if time_is_inner), and threads / lanes groups along the other.
-struct causal_conv1d_forward_schedule {
-  causal_conv1d_path path = causal_conv1d_path::general;
+struct forward_schedule {
+  kernel_kind kernel = kernel_kind::general;
   bool time_is_inner = false;
-  int lanes = causal_conv1d_tiles::lanes;      ///< a power of two
-  int run = causal_conv1d_tiles::general_run;  ///< tokens that one thread walks through
+  int lanes = tiles::lanes;      ///< a power of two
+  int run = tiles::general_run;  ///< tokens that one thread walks through
   std::int64_t block_channels = 0;
   std::int64_t block_tokens = 0;
   std::int64_t channel_tiles = 0;
@@ -58,22 +58,13 @@ struct causal_conv1d_forward_schedule {
   std::int64_t blocks = 0;
 };
 
-constexpr std::int64_t tiles_of(std::int64_t size, std::int64_t tile) { return (size + tile - 1) / tile; }
-
-/// The smallest power of two at least `n`, but not above `most`, a power of two itself.
-constexpr int power_of_two(std::int64_t n, int most) {
-  int p = 1;
-  while (p < most && p < n) p *= 2;
-  return p;
-}
-
 /// The kernel that the operands' widths, strides and alignments allow.
 template <class Data>
-[[nodiscard]] causal_conv1d_path choose_path(const causal_conv1d_args<Data>& args) {
-  if (!causal_conv1d_fast_widths::contains(args.weight.extent(1))) return causal_conv1d_path::general;
-  if (vectorisable(args.x, 2) && vectorisable(args.y, 2)) return causal_conv1d_path::channel_last;
-  if (vectorisable(args.x, 1) && vectorisable(args.y, 1)) return causal_conv1d_path::channel_first;
-  return causal_conv1d_path::general;
+[[nodiscard]] kernel_kind choose_kernel(const causal_conv1d_args<Data>& args) {
+  if (!causal_conv1d_fast_widths::contains(args.weight.extent(1))) return kernel_kind::general;
+  if (vectorisable(args.x, 2) && vectorisable(args.y, 2)) return kernel_kind::channel_last;
+  if (vectorisable(args.x, 1) && vectorisable(args.y, 1)) return kernel_kind::channel_first;
+  return kernel_kind::general;
 }
 
 /// Whether neighbouring threads of the general kernel take neighbouring tokens and not channels: the index
@@ -93,24 +84,22 @@ template <class Data>
 
 /// How causal_conv1d() cuts the work; no bit of the result depends on it.
 template <class Data>
-[[nodiscard]] causal_conv1d_forward_schedule forward_schedule(const causal_conv1d_args<Data>& args,
-                                                              int multiprocessors) {
-  using tiles = causal_conv1d_tiles;
+[[nodiscard]] forward_schedule choose_schedule(const causal_conv1d_args<Data>& args, int multiprocessors) {
   constexpr int V = vector_elements<Data>;
   const std::int64_t B = args.x.extent(0);
   const std::int64_t T = args.x.extent(1);
   const std::int64_t D = args.x.extent(2);
 
-  causal_conv1d_forward_schedule s;
+  forward_schedule s;
   if (B == 0 || T == 0 || D == 0) return s;
-  s.path = choose_path(args);
+  s.kernel = choose_kernel(args);
   const auto cut = [&] {
     s.channel_tiles = tiles_of(D, s.block_channels);
     s.time_tiles = tiles_of(T, s.block_tokens);
     s.blocks = B * s.channel_tiles * s.time_tiles;
   };
-  switch (s.path) {
-    case causal_conv1d_path::channel_last: {
+  switch (s.kernel) {
+    case kernel_kind::channel_last: {
       s.lanes = power_of_two(D / V, tiles::lanes);
       const int groups = tiles::threads / s.lanes;
       s.block_channels = s.lanes * V;
@@ -123,7 +112,7 @@ template <class Data>
       }
       break;
     }
-    case causal_conv1d_path::channel_first:
+    case kernel_kind::channel_first:
       s.time_is_inner = true;
       s.lanes = power_of_two(T / V, tiles::lanes);
       s.run = V;
@@ -131,7 +120,7 @@ template <class Data>
       s.block_tokens = s.lanes * V * tiles::vectors;
       cut();
       break;
-    case causal_conv1d_path::general: {
+    case kernel_kind::general: {
       const int groups = tiles::threads / s.lanes;
       s.time_is_inner = time_is_inner(args);
       s.block_channels = s.time_is_inner ? groups : s.lanes;
@@ -144,29 +133,29 @@ template <class Data>
 }
 
 /// A block of a step covers threads / lanes batch rows; its lanes lie along channels.
-struct causal_conv1d_step_schedule {
+struct step_schedule {
   bool vectors = false;  ///< a thread owns a vector of channels, else one channel
-  int lanes = causal_conv1d_tiles::lanes;
+  int lanes = tiles::lanes;
   std::int64_t channel_tiles = 0;
   std::int64_t blocks = 0;
 };
 
 template <class Data>
-[[nodiscard]] causal_conv1d_step_schedule step_schedule(const causal_conv1d_step_args<Data>& args) {
+[[nodiscard]] step_schedule choose_schedule(const causal_conv1d_step_args<Data>& args) {
   constexpr int V = vector_elements<Data>;
   const std::int64_t B = args.x.extent(0);
   const std::int64_t D = args.x.extent(2);
-  causal_conv1d_step_schedule s;
+  step_schedule s;
   if (B == 0 || D == 0) return s;
   s.vectors = causal_conv1d_fast_widths::contains(args.weight.extent(1)) && D % V == 0 &&
               vectorisable(args.x, 2) && vectorisable(args.y, 2);
   const int channels = s.vectors ? V : 1;
-  s.lanes = power_of_two(D / channels, causal_conv1d_tiles::lanes);
+  s.lanes = power_of_two(D / channels, tiles::lanes);
   s.channel_tiles = tiles_of(D, s.lanes * channels);
-  s.blocks = s.channel_tiles * tiles_of(B, causal_conv1d_tiles::threads / s.lanes);
+  s.blocks = s.channel_tiles * tiles_of(B, tiles::threads / s.lanes);
   return s;
 }
 
-}  // namespace detail::inline POLYSTATE_BUILD::cuda
+}  // namespace detail::inline POLYSTATE_BUILD::cuda::conv1d
 
 }  // namespace polystate::inline POLYSTATE_ABI

@@ -14,16 +14,25 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
+namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::conv1d {
 
 template <class Data>
-struct causal_conv1d_step_params {
+struct step_params {
   causal_conv1d_step_args<Data> op;
   state_pool pool;
   vector_rows<Data, 3> state;
   vector_rows<Data, 4> intermediate_states;
-  causal_conv1d_step_schedule schedule;
+  step_schedule schedule;
 };
+
+template <class Data>
+step_params<Data> make_params(const causal_conv1d_step_args<Data>& args) {
+  return {.op = args,
+          .pool = state_pool(args.state.extent(0), args.read_indices, args.write_indices),
+          .state = vector_rows(args.state),
+          .intermediate_states = vector_rows(args.intermediate_states),
+          .schedule = choose_schedule(args)};
+}
 
 /// The batch row and the first of the `channels` channels of this thread, and the block's first channel.
 struct step_position {
@@ -33,10 +42,10 @@ struct step_position {
   int lane;
 };
 
-__device__ inline step_position position_of_thread(const causal_conv1d_step_schedule& s, int channels) {
+__device__ inline step_position position_of_thread(const step_schedule& s, int channels) {
   const auto channel_tiles = static_cast<unsigned>(s.channel_tiles);
   const int lane = static_cast<int>(threadIdx.x) % s.lanes;
-  const int rows = causal_conv1d_tiles::threads / s.lanes;
+  const int rows = tiles::threads / s.lanes;
   const std::int64_t block_d = static_cast<std::int64_t>(blockIdx.x % channel_tiles) * (s.lanes * channels);
   const std::int64_t b =
       static_cast<std::int64_t>(blockIdx.x / channel_tiles) * rows + static_cast<int>(threadIdx.x) / s.lanes;
@@ -45,8 +54,8 @@ __device__ inline step_position position_of_thread(const causal_conv1d_step_sche
 
 /// Any width, any strides: rows are read where they lie.
 template <class Data>
-__global__ POLYSTATE_HIDDEN void __launch_bounds__(causal_conv1d_tiles::threads)
-    causal_conv1d_general_step_kernel(const __grid_constant__ causal_conv1d_step_params<Data> p) {
+__global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads)
+    causal_conv1d_general_step_kernel(const __grid_constant__ step_params<Data> p) {
   const auto& op = p.op;
   const auto [b, d, block_d, lane] = position_of_thread(p.schedule, 1);
   if (b >= op.x.extent(0) || d >= op.x.extent(2)) return;
@@ -75,8 +84,8 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(causal_conv1d_tiles::threads)
 
 /// Channels contiguous in x and y: the window stays in registers.
 template <class Data, int W>
-__global__ POLYSTATE_HIDDEN void __launch_bounds__(causal_conv1d_tiles::threads)
-    causal_conv1d_step_kernel(const __grid_constant__ causal_conv1d_step_params<Data> p) {
+__global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads)
+    causal_conv1d_step_kernel(const __grid_constant__ step_params<Data> p) {
   constexpr int V = vector_elements<Data>;
   __shared__ staged_taps<Data, W> staged;
   const auto& op = p.op;
@@ -109,13 +118,12 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(causal_conv1d_tiles::threads)
 }
 
 template <class Data>
-POLYSTATE_HIDDEN status launch_step(const char* name, const on_cuda& exec,
-                                    const causal_conv1d_step_params<Data>& p) {
-  const grid g{.blocks = p.schedule.blocks, .threads = causal_conv1d_tiles::threads};
+POLYSTATE_HIDDEN status launch_step(const char* name, const on_cuda& exec, const step_params<Data>& p) {
+  const grid g{.blocks = p.schedule.blocks, .threads = tiles::threads};
   if (!p.schedule.vectors) return launch(name, exec, g, causal_conv1d_general_step_kernel<Data>, p);
   return dispatch_width(name, p.op.weight.extent(1), [&](auto width) {
     return launch(name, exec, g, causal_conv1d_step_kernel<Data, width>, p);
   });
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda
+}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::conv1d

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What CUDA tests own: device memory, streams, captured graphs.
+
+#include "support/tensor.hpp"
+
+#include <polystate/core/exec.hpp>
+
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace polystate::testing {
+
+inline void cuda_require(cudaError_t error, const char* call) {
+  if (error != cudaSuccess) throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(error));
+}
+#define POLYSTATE_CUDA_REQUIRE(call) ::polystate::testing::cuda_require((call), #call)
+
+/// Bytes on the device.
+class device_memory {
+ public:
+  device_memory() = default;
+  explicit device_memory(std::size_t bytes) : bytes_(bytes) {
+    if (bytes > 0) POLYSTATE_CUDA_REQUIRE(cudaMalloc(&data_, bytes));
+  }
+  device_memory(device_memory&& other) noexcept : data_(other.data_), bytes_(other.bytes_) {
+    other.data_ = nullptr;
+  }
+  device_memory& operator=(device_memory&&) = delete;
+  ~device_memory() { static_cast<void>(cudaFree(data_)); }
+
+  [[nodiscard]] void* data() const { return data_; }
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+/// A copy of a test's tensor, guard bands included, on the device. `misalignment` elements before it take its
+/// first element off the 16-byte boundary.
+template <class T, int Rank>
+class device_tensor {
+ public:
+  explicit device_tensor(const tensor<T, Rank>& host, std::int64_t misalignment = 0)
+      : shape_(host),
+        misalignment_(misalignment),
+        memory_((host.storage().size() + static_cast<std::size_t>(misalignment)) * sizeof(T)) {
+    upload(host);
+  }
+
+  void upload(const tensor<T, Rank>& host) {
+    POLYSTATE_CUDA_REQUIRE(
+        cudaMemcpy(storage(), host.storage().data(), host.storage().size() * sizeof(T), cudaMemcpyDefault));
+  }
+  void download(tensor<T, Rank>& host) const {
+    POLYSTATE_CUDA_REQUIRE(
+        cudaMemcpy(host.storage().data(), storage(), host.storage().size() * sizeof(T), cudaMemcpyDefault));
+  }
+  /// Whether the device still holds what was uploaded first.
+  [[nodiscard]] bool unchanged() const {
+    tensor<T, Rank> now = shape_;
+    download(now);
+    return std::memcmp(now.storage().data(), shape_.storage().data(), now.storage().size() * sizeof(T)) == 0;
+  }
+
+  [[nodiscard]] tensor_view<T, Rank> view() const { return shape_.view_at(storage()); }
+
+ private:
+  [[nodiscard]] T* storage() const { return static_cast<T*>(memory_.data()) + misalignment_; }
+
+  tensor<T, Rank> shape_;
+  std::int64_t misalignment_;
+  device_memory memory_;
+};
+
+/// A stream of the current device that does not wait for the default one.
+class device_stream {
+ public:
+  device_stream() { POLYSTATE_CUDA_REQUIRE(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  device_stream(const device_stream&) = delete;
+  device_stream& operator=(const device_stream&) = delete;
+  ~device_stream() { static_cast<void>(cudaStreamDestroy(stream_)); }
+
+  operator cudaStream_t() const { return stream_; }
+  [[nodiscard]] on_cuda exec() const { return {.stream = stream_}; }
+  void synchronize() const { POLYSTATE_CUDA_REQUIRE(cudaStreamSynchronize(stream_)); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+/// The work that f enqueues on a stream, captured and not run.
+class captured_graph {
+ public:
+  template <class F>
+  captured_graph(const device_stream& stream, F&& enqueue) {
+    POLYSTATE_CUDA_REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    enqueue();
+    POLYSTATE_CUDA_REQUIRE(cudaStreamEndCapture(stream, &graph_));
+    POLYSTATE_CUDA_REQUIRE(cudaGraphInstantiate(&executable_, graph_, 0));
+  }
+  captured_graph(const captured_graph&) = delete;
+  captured_graph& operator=(const captured_graph&) = delete;
+  ~captured_graph() {
+    static_cast<void>(cudaGraphExecDestroy(executable_));
+    static_cast<void>(cudaGraphDestroy(graph_));
+  }
+
+  void replay(const device_stream& stream) const {
+    POLYSTATE_CUDA_REQUIRE(cudaGraphLaunch(executable_, stream));
+    stream.synchronize();
+  }
+
+ private:
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+/// Whether the device has this much free memory.
+inline bool device_has_free(std::size_t bytes) {
+  std::size_t free_bytes = 0;
+  std::size_t total = 0;
+  POLYSTATE_CUDA_REQUIRE(cudaMemGetInfo(&free_bytes, &total));
+  return free_bytes >= bytes;
+}
+
+}  // namespace polystate::testing
