@@ -166,16 +166,26 @@ std::vector<bool> chosen(const vector<Scalar>& lam, std::int64_t k, bool keep_cu
   return kept;
 }
 
+template <class Scalar>
+Scalar kept_sum(const vector<Scalar>& lam, const std::vector<bool>& kept) {
+  Scalar sum(0);
+  for (std::int64_t l = 0; l < lam.size(); ++l) {
+    if (kept[static_cast<std::size_t>(l)]) sum += lam(l);
+  }
+  return sum;
+}
+
 template <class Router, class Scalar>
 vector<Scalar> weights(const router::top_k<Router>& r, const token& at, std::int64_t head,
                        const visible_segments& seen, const segment_scores<Scalar>& scores) {
   vector<Scalar> lam = weights(r.of, at, head, seen, scores);
   if (lam.size() <= r.k) return lam;
   const auto kept = chosen(lam, r.k, r.keep_current);
+  const Scalar sum = kept_sum(lam, kept);
   for (std::int64_t l = 0; l < lam.size(); ++l) {
-    if (!kept[static_cast<std::size_t>(l)]) lam(l) = Scalar(0);
+    lam(l) = kept[static_cast<std::size_t>(l)] ? Scalar(lam(l) / sum) : Scalar(0);
   }
-  return lam / lam.sum();
+  return lam;
 }
 
 /// Refuses raw position weights that top_k would divide by a sum of 0. The other routers' kept weights are
@@ -192,12 +202,8 @@ status check_kept_weights(const char* op, const router::top_k<router::position<D
   using Scalar = compute_t<Data>;
   for (std::int64_t h = 0; h < heads; ++h) {
     const vector<Scalar> lam = weights(r.of, at, h, seen, segment_scores<Scalar>{});
-    const auto kept = chosen(lam, r.k, r.keep_current);
-    Scalar sum(0);
-    for (std::int64_t l = 0; l < lam.size(); ++l) {
-      if (kept[static_cast<std::size_t>(l)]) sum += lam(l);
-    }
-    c.expect(!(sum == Scalar(0)), error_code::value, "router.weights",
+    c.expect(!(kept_sum(lam, chosen(lam, r.k, r.keep_current)) == Scalar(0)), error_code::value,
+             "router.weights",
              "the kept weights of batch entry " + std::to_string(at.b) + ", token " + std::to_string(at.t) +
                  ", head " + std::to_string(h) + " sum to 0; top_k divides by their sum");
   }
