@@ -12,6 +12,8 @@
 #include <cstring>
 #include <random>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace polystate::testing {
@@ -29,6 +31,21 @@ constexpr layout<Rank> row_major() {
   layout<Rank> l{};
   for (int i = 0; i < Rank; ++i) l.order[static_cast<std::size_t>(i)] = i;
   return l;
+}
+
+/// Calls f(element) in index order, whatever the memory order.
+template <class T, int Rank, class F>
+void for_each(const tensor_view<T, Rank>& view, F&& f) {
+  std::int64_t at[Rank] = {};
+  for (std::int64_t i = 0; i < view.size(); ++i) {
+    std::int64_t offset = 0;
+    for (int d = 0; d < Rank; ++d) offset += at[d] * view.stride(d);
+    f(view.data()[offset]);
+    for (int d = Rank - 1; d >= 0; --d) {
+      if (++at[d] < view.extent(d)) break;
+      at[d] = 0;
+    }
+  }
 }
 
 /// Every byte of it is 0xff before the first write: NaN in all our element types, -1 in the integers.
@@ -78,17 +95,7 @@ class tensor {
   /// Calls f(element) in index order, whatever the memory order.
   template <class F>
   void for_each(F&& f) {
-    auto v = view();
-    extents_type at{};
-    for (std::int64_t i = 0; i < (given_ ? v.size() : 0); ++i) {
-      std::int64_t offset = 0;
-      for (int d = 0; d < Rank; ++d) offset += at[static_cast<std::size_t>(d)] * v.stride(d);
-      f(v.data()[offset]);
-      for (int d = Rank - 1; d >= 0; --d) {
-        if (++at[static_cast<std::size_t>(d)] < extents_[static_cast<std::size_t>(d)]) break;
-        at[static_cast<std::size_t>(d)] = 0;
-      }
-    }
+    testing::for_each(view(), std::forward<F>(f));
   }
 
   /// Uniform in [low, high], rounded to T.
@@ -136,6 +143,36 @@ tensor<To, Rank> convert(const tensor<From, Rank>& from) {
   for (const From& x : from.values()) v.push_back(static_cast<To>(x));
   to.assign(v);
   return to;
+}
+
+/// The elements that a view shows, in a tensor of its own.
+template <class T, int Rank>
+tensor<std::remove_const_t<T>, Rank> copy_of(const tensor_view<T, Rank>& view) {
+  std::array<std::int64_t, Rank> extents{};
+  for (int i = 0; i < Rank; ++i) extents[static_cast<std::size_t>(i)] = view.extent(i);
+  tensor<std::remove_const_t<T>, Rank> copy(extents);
+  std::vector<std::remove_const_t<T>> elements;
+  for_each(view, [&](T& x) { elements.push_back(x); });
+  copy.assign(elements);
+  return copy;
+}
+
+/// Copies elements between views of one shape.
+template <class T, class U, int Rank>
+void assign(const tensor_view<T, Rank>& to, const tensor_view<U, Rank>& from) {
+  const auto elements = copy_of(from).values();
+  std::size_t i = 0;
+  for_each(to, [&](T& x) { x = elements.at(i++); });
+}
+
+/// cu_seqlens of packed sequences with these lengths; absent where there are none.
+inline tensor<std::int32_t, 1> cu_seqlens_of(const std::vector<std::int32_t>& lengths) {
+  if (lengths.empty()) return {};
+  std::vector<std::int32_t> cu = {0};
+  for (const auto n : lengths) cu.push_back(cu.back() + n);
+  tensor<std::int32_t, 1> t({static_cast<std::int64_t>(cu.size())});
+  t.assign(cu);
+  return t;
 }
 
 }  // namespace polystate::testing
