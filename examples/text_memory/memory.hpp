@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// The text written into memory states by the delta rule: into one state, and into a bank with one state a
+/// segment.
+
+#include "progress.hpp"
+#include "vectors.hpp"
+
+#include <polystate/reference/multi_state.hpp>
+#include <polystate/state_bank.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace text_memory {
+
+using bank = ps::state_bank<float>;
+
+class memory {
+ public:
+  /// Throws bad_input where the bank would not fit.
+  memory(const text_vectors& from, std::int64_t segment_length)
+      : whole_(shape_of(from, 0), 1),
+        segments_(shape_of(from, from.routing_keys.rows()),
+                  affordable(ps::separation::uniform{.m = segment_length}.count(from.keys.cols()), from)) {
+    const std::int64_t tokens = from.keys.cols();
+    progress writing("writing the text", 2 * tokens);
+    for (std::int64_t begin = 0; begin < tokens; begin += tokens_a_step) {
+      const std::int64_t end = std::min(begin + tokens_a_step, tokens);
+      write(from, begin, end, whole_, ps::separation::single{}, ps::router::none{}, {});
+      writing.advance(end - begin);
+    }
+    for (std::int64_t begin = 0; begin < tokens; begin += tokens_a_step) {
+      const std::int64_t end = std::min(begin + tokens_a_step, tokens);
+      write(from, begin, end, segments_, ps::separation::uniform{.m = segment_length}, ps::router::uniform{},
+            {.k = as_operand(from.routing_keys).slice(1, begin, end)});
+      writing.advance(end - begin);
+    }
+  }
+
+  [[nodiscard]] const bank& whole() const { return whole_; }        ///< one state over all tokens
+  [[nodiscard]] const bank& segments() const { return segments_; }  ///< one state and its moments a segment
+
+ private:
+  static constexpr std::int64_t tokens_a_step = 64;  // any number; it sets how often progress shows
+
+  static ps::bank_shape shape_of(const text_vectors& from, std::int64_t routing_dim) {
+    return {
+        .dv = from.values.rows(), .dk = from.keys.rows(), .HR = routing_dim > 0 ? 1 : 0, .dr = routing_dim};
+  }
+
+  static std::int64_t affordable(std::int64_t segments, const text_vectors& from) {
+    constexpr std::int64_t limit_gib = 8;
+    const std::int64_t floats =
+        from.values.rows() * from.keys.rows() + from.routing_keys.rows() * (from.routing_keys.rows() + 1);
+    const std::int64_t gib = segments * floats * std::int64_t{sizeof(float)} >> 30;
+    if (gib >= limit_gib) {
+      throw bad_input(std::to_string(segments) + " segments of this size would take " + std::to_string(gib) +
+                      " GiB: use longer segments or fewer dims");
+    }
+    return segments;
+  }
+
+  /// What is written does not depend on the router: without an output a step reads nothing.
+  template <class Separation, class Router>
+  static void write(const text_vectors& from, std::int64_t begin, std::int64_t end, bank& into,
+                    const Separation& separation, const Router& router,
+                    const ps::key_moments<float>& moments) {
+    const auto keys = as_operand(from.keys).slice(1, begin, end);
+    const float beta = 1;  // each write replaces what the state held under its key
+    ps::multi_state_step(ps::on_reference{},
+                         ps::multi_state_step_args<float, ps::rule::delta, Separation, Router>{
+                             .in = {.q = keys,
+                                    .k = keys,
+                                    .v = as_operand(from.values).slice(1, begin, end),
+                                    .beta = {&beta, {1, end - begin, 1}, {0, 0, 0}}},
+                             .separation = separation,
+                             .moments = moments,
+                             .router = router,
+                             .bank = into.view()});
+  }
+
+  bank whole_;
+  bank segments_;
+};
+
+}  // namespace text_memory

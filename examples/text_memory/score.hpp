@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// How well a reader answers: its scales are chosen on some questions and it is scored on others.
+
+#include "progress.hpp"
+#include "readers.hpp"
+#include "text.hpp"
+#include "vectors.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <future>
+#include <thread>
+#include <vector>
+
+namespace text_memory {
+
+struct score {
+  std::int64_t asked = 0;
+  std::int64_t right = 0;
+  std::int64_t own_segment = 0;  ///< the segment of the question's pair has the highest weight
+  std::int64_t weighed = 0;      ///< some segment has a higher weight than another
+
+  score& operator+=(const score& other) {
+    asked += other.asked;
+    right += other.right;
+    own_segment += other.own_segment;
+    weighed += other.weighed;
+    return *this;
+  }
+};
+
+/// The exam: half of the questions choose scales, the others count.
+struct questions {
+  std::vector<std::size_t> choosing;  ///< even-numbered ones, at most 256, evenly spread
+  std::vector<std::size_t> scoring;   ///< odd-numbered ones
+
+  explicit questions(const std::vector<std::size_t>& all) {
+    constexpr std::size_t most = 256;
+    const std::size_t even = (all.size() + 1) / 2;
+    const std::size_t chosen = std::min(even, most);
+    for (std::size_t i = 0; i < chosen; ++i) choosing.push_back(all[2 * (i * even / chosen)]);
+    for (std::size_t i = 1; i < all.size(); i += 2) scoring.push_back(all[i]);
+  }
+};
+
+/// The word whose vector has the largest dot product with each recalled value.
+inline std::vector<std::size_t> nearest_words(const text_vectors& vectors, const recalled& answers) {
+  const MatrixXf similarity = vectors.words.transpose() * answers.values;
+  std::vector<std::size_t> nearest;
+  for (const auto& column : similarity.colwise()) {
+    Eigen::Index best = 0;
+    column.maxCoeff(&best);
+    nearest.push_back(static_cast<std::size_t>(best));
+  }
+  return nearest;
+}
+
+/// A text to ask about.
+struct subject {
+  const text& words;
+  const text_vectors& vectors;
+  std::size_t segment_length;
+};
+
+/// Asks one batch of questions, each given by the token that it was written with.
+inline score ask_batch(const subject& about, const reader& r, const scales& s,
+                       const std::vector<std::size_t>& tokens) {
+  const recalled answers = r.read(queries(about.vectors, tokens), s);
+  const auto words = nearest_words(about.vectors, answers);
+  score sum;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    ++sum.asked;
+    sum.right += words[i] == about.words.next_word(tokens[i]) ? 1 : 0;
+    if (answers.weights.rows() == 0) continue;
+    const auto weights = answers.weights.col(static_cast<Eigen::Index>(i));
+    Eigen::Index highest = 0;
+    if (weights.maxCoeff(&highest) == weights.minCoeff()) continue;
+    ++sum.weighed;
+    sum.own_segment += static_cast<std::size_t>(highest) == tokens[i] / about.segment_length ? 1 : 0;
+  }
+  return sum;
+}
+
+/// Asks all questions, a batch at a time since a read loads each state once for all of its queries, on every
+/// core: the operators are thread-safe.
+inline score ask_all(const subject& about, const reader& r, const scales& s,
+                     const std::vector<std::size_t>& tokens) {
+  constexpr std::size_t batch = 64;
+  const std::size_t threads = std::max(1U, std::thread::hardware_concurrency());
+  std::vector<std::future<score>> shares;
+  for (std::size_t thread = 0; thread < threads; ++thread) {
+    shares.push_back(std::async(std::launch::async, [&, thread] {
+      score sum;
+      for (std::size_t begin = thread * batch; begin < tokens.size(); begin += threads * batch) {
+        const auto first = tokens.begin() + static_cast<std::ptrdiff_t>(begin);
+        const auto size = static_cast<std::ptrdiff_t>(std::min(batch, tokens.size() - begin));
+        sum += ask_batch(about, r, s, std::vector(first, first + size));
+      }
+      return sum;
+    }));
+  }
+  score sum;
+  for (auto& share : shares) sum += share.get();
+  return sum;
+}
+
+struct result {
+  scales chosen;
+  score scored;
+};
+
+/// The scales that answer most of the choosing questions, the first of equals, and their score.
+inline result examine(const subject& about, const reader& r, const questions& exam, progress& asking) {
+  result best{r.grid.front(), {}};
+  std::int64_t most = -1;
+  for (const auto& s : r.grid) {
+    const std::int64_t right = r.grid.size() == 1 ? 0 : ask_all(about, r, s, exam.choosing).right;
+    if (right > most) {
+      most = right;
+      best.chosen = s;
+    }
+    asking.advance();
+  }
+  best.scored = ask_all(about, r, best.chosen, exam.scoring);
+  asking.advance();
+  return best;
+}
+
+inline std::vector<result> examine_all(const subject& about, const std::vector<reader>& readers,
+                                       const questions& exam) {
+  std::int64_t steps = 0;
+  for (const auto& r : readers) steps += static_cast<std::int64_t>(r.grid.size()) + 1;
+  progress asking("asking it back", steps);
+  std::vector<result> results;
+  for (const auto& r : readers) results.push_back(examine(about, r, exam, asking));
+  return results;
+}
+
+}  // namespace text_memory
