@@ -55,6 +55,8 @@ def _tests(build):
     shown = subprocess.run(["ctest", "--test-dir", str(build), "-L", "^cuda$", "--show-only=json-v1"],
                            stdout=subprocess.PIPE, check=True).stdout
     for test in json.loads(shown)["tests"]:
+        if "command" not in test:
+            raise SystemExit(f"{test['name']} is not built in {build}")
         program, *arguments = test["command"]
         # The folder may be run elsewhere: no absolute path of this machine.
         yield (test["name"], str(pathlib.Path(program).relative_to(build)),
