@@ -85,7 +85,7 @@ TEST(CausalConv1dCuda, RandomProblems) {
     }
   }
   for (const auto path : {kernel_kind::channel_last, kernel_kind::channel_first, kernel_kind::general}) {
-    EXPECT_GE(runs[path], 30) << "the sweep must reach every kernel";
+    EXPECT_GE(runs[path], 20) << "the sweep must reach every kernel";
   }
 }
 
@@ -107,7 +107,7 @@ TEST(CausalConv1dCuda, SeveralBlocksAlongTime) {
 // The schedule follows the size of the device, and no bit follows the schedule.
 TEST(CausalConv1dCuda, SameBitsInEverySchedule) {
   std::mt19937 rng(13);
-  const conv_problem<Data> p(conv_shape{.B = 2, .T = 300, .D = 64, .W = 4, .memory = channel_last}, rng);
+  const conv_problem<Data> p(conv_shape{.B = 2, .T = 1200, .D = 64, .W = 4, .memory = channel_last}, rng);
   const auto want = on_device(p);
   int runs = 0;
   for (int run = 0, multiprocessors = 1; multiprocessors < 1000; multiprocessors *= 2) {
@@ -121,7 +121,7 @@ TEST(CausalConv1dCuda, SameBitsInEverySchedule) {
     device.download(got);
     EXPECT_TRUE(bitwise_equal(got.y, want.y)) << run << " tokens a thread";
   }
-  EXPECT_GE(runs, 3);
+  EXPECT_GE(runs, 4);
 }
 
 // bugs B008, B010, B011: more batch entries, channels and tokens than a grid has rows.

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -67,7 +68,8 @@ class device_tensor {
   [[nodiscard]] bool unchanged() const {
     tensor<T, Rank> now = shape_;
     download(now);
-    return std::memcmp(now.storage().data(), shape_.storage().data(), now.storage().size() * sizeof(T)) == 0;
+    const std::size_t bytes = now.storage().size() * sizeof(T);
+    return bytes == 0 || std::memcmp(now.storage().data(), shape_.storage().data(), bytes) == 0;
   }
 
   [[nodiscard]] tensor_view<T, Rank> view() const { return shape_.view_at(storage()); }
