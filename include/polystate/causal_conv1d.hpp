@@ -64,22 +64,54 @@ struct causal_conv1d_step_args {
   activation act = activation::none;
 };
 
-/// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
+/// Gradients of causal_conv1d(). The upstream ones may be absent, which means zero; the others may be absent,
+/// which means not wanted and costs nothing; they are overwritten, never added to.
 template <class Data>
-[[nodiscard]] status check(const causal_conv1d_args<Data>& args) {
-  argument_checks c("causal_conv1d");
+struct causal_conv1d_grads {
+  tensor_view<const Data, 3> d_y{};            ///< (B, T, D), upstream
+  tensor_view<const Data, 3> d_final_state{};  ///< (S, W-1, D), upstream
+  tensor_view<Data, 3> d_x{};                  ///< (B, T, D), out
+  tensor_view<acc_t<Data>, 2> d_weight{};      ///< (D, W), out: summed over batch, time and sequences
+  tensor_view<acc_t<Data>, 1> d_bias{};        ///< (D), out: summed likewise; args.bias given
+  tensor_view<Data, 3> d_initial_state{};      ///< (S, W-1, D), out; also where args.initial_state is absent
+};
+
+/// Checks the inputs, which forward and backward share, and binds "B", "T", "D", "W", "S".
+template <class Data>
+void check_inputs(argument_checks& c, const causal_conv1d_args<Data>& args) {
   c.required("x", args.x, {"B", "T", "D"})
       .required("weight", args.weight, {"D", "W"})
       .range("W", causal_conv1d_limits::W)
       .optional("bias", args.bias, {"D"})
       .sequences(args.cu_seqlens)
-      .optional("initial_state", args.initial_state, {"S", {"W", -1}, "D"})
-      .required("y", args.y, {"B", "T", "D"})
+      .optional("initial_state", args.initial_state, {"S", {"W", -1}, "D"});
+}
+
+/// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
+template <class Data>
+[[nodiscard]] status check(const causal_conv1d_args<Data>& args) {
+  argument_checks c("causal_conv1d");
+  check_inputs(c, args);
+  c.required("y", args.y, {"B", "T", "D"})
       .optional("final_state", args.final_state, {"S", {"W", -1}, "D"})
       .distinct("y", args.y, "x", args.x)
       .distinct("y", args.y, "initial_state", args.initial_state)
       .distinct("y", args.y, "final_state", args.final_state)
       .distinct("final_state", args.final_state, "x", args.x);
+  return c.result();
+}
+
+/// Whether the backward of `args`, whose outputs it does not read, is supported. Reads no elements.
+template <class Data>
+[[nodiscard]] status check(const causal_conv1d_args<Data>& args, const causal_conv1d_grads<Data>& grads) {
+  argument_checks c("causal_conv1d_backward");
+  check_inputs(c, args);
+  c.optional("d_y", grads.d_y, {"B", "T", "D"})
+      .optional("d_final_state", grads.d_final_state, {"S", {"W", -1}, "D"})
+      .optional("d_x", grads.d_x, {"B", "T", "D"})
+      .optional("d_weight", grads.d_weight, {"D", "W"})
+      .optional_if(static_cast<bool>(args.bias), "d_bias", grads.d_bias, {"D"}, "bias is not")
+      .optional("d_initial_state", grads.d_initial_state, {"S", {"W", -1}, "D"});
   return c.result();
 }
 
@@ -132,6 +164,10 @@ template <class Data>
 template <class Data>
 [[nodiscard]] status try_causal_conv1d(const on_cuda& exec, const causal_conv1d_args<Data>& args);
 template <class Data>
+[[nodiscard]] status try_causal_conv1d_backward(const on_reference& exec,
+                                                const causal_conv1d_args<Data>& args,
+                                                const causal_conv1d_grads<Data>& grads);
+template <class Data>
 [[nodiscard]] status try_causal_conv1d_step(const on_reference& exec,
                                             const causal_conv1d_step_args<Data>& args);
 template <class Data>
@@ -150,6 +186,19 @@ template <class Data>
 template <class Exec, class Data>
 void causal_conv1d(const Exec& exec, const causal_conv1d_args<Data>& args) {
   raise_on_error(try_causal_conv1d(exec, args));
+}
+
+/// Computes the wanted gradients from the inputs of `args` alone; its outputs may be absent and are neither
+/// read nor written.
+///
+/// reference: as docs/causal_conv1d.md derives it, in compute_t<Data>; memory for one sequence's input and
+/// its gradient.
+///
+/// Throws and guarantees as causal_conv1d().
+template <class Exec, class Data>
+void causal_conv1d_backward(const Exec& exec, const causal_conv1d_args<Data>& args,
+                            const causal_conv1d_grads<Data>& grads) {
+  raise_on_error(try_causal_conv1d_backward(exec, args, grads));
 }
 
 /// Computes y for T tokens and moves the states on: equal to causal_conv1d() over those tokens with the

@@ -69,7 +69,25 @@ struct selective_scan_step_args {
   bool delta_softplus = false;
 };
 
-/// Checks what both kinds of call share and binds "B", "T", "D", "N", "G".
+/// Gradients of selective_scan(). The upstream ones may be absent, which means zero; the others may be
+/// absent, which means not wanted and costs nothing; they are overwritten, never added to. Those of A, D and
+/// delta_bias are summed over batch, time and sequences.
+template <class Data, class State = acc_t<Data>>
+struct selective_scan_grads {
+  tensor_view<const Data, 3> d_y{};             ///< (B, T, D), upstream
+  tensor_view<const State, 3> d_final_state{};  ///< (S, D, N), upstream
+  tensor_view<Data, 3> d_u{};                   ///< (B, T, D), out
+  tensor_view<Data, 3> d_delta{};               ///< (B, T, D), out
+  tensor_view<acc_t<Data>, 2> d_A{};            ///< (D, N), out
+  tensor_view<Data, 4> d_B{};                   ///< (B, T, G, N), out
+  tensor_view<Data, 4> d_C{};                   ///< (B, T, G, N), out
+  tensor_view<acc_t<Data>, 1> d_D{};            ///< (D), out; args.D given
+  tensor_view<Data, 3> d_z{};                   ///< (B, T, D), out; args.z given
+  tensor_view<acc_t<Data>, 1> d_delta_bias{};   ///< (D), out; args.delta_bias given
+  tensor_view<State, 3> d_initial_state{};      ///< (S, D, N), out; also where args.initial_state is absent
+};
+
+/// Checks the inputs that every kind of call shares and binds "B", "T", "D", "N", "G".
 template <class Args>
 void check_scan_operands(argument_checks& c, const Args& args) {
   c.required("u", args.u, {"B", "T", "D"})
@@ -81,8 +99,13 @@ void check_scan_operands(argument_checks& c, const Args& args) {
       .required("C", args.C, {"B", "T", "G", "N"})
       .optional("D", args.D, {"D"})
       .optional("z", args.z, {"B", "T", "D"})
-      .optional("delta_bias", args.delta_bias, {"D"})
-      .required("y", args.y, {"B", "T", "D"})
+      .optional("delta_bias", args.delta_bias, {"D"});
+}
+
+/// Checks the output that forward and step share.
+template <class Args>
+void check_scan_output(argument_checks& c, const Args& args) {
+  c.required("y", args.y, {"B", "T", "D"})
       .distinct("y", args.y, "u", args.u)
       .distinct("y", args.y, "delta", args.delta)
       .distinct("y", args.y, "z", args.z)
@@ -95,6 +118,7 @@ template <class Data, class State>
 [[nodiscard]] status check(const selective_scan_args<Data, State>& args) {
   argument_checks c("selective_scan");
   check_scan_operands(c, args);
+  check_scan_output(c, args);
   c.sequences(args.cu_seqlens)
       .optional("initial_state", args.initial_state, {"S", "D", "N"})
       .optional("final_state", args.final_state, {"S", "D", "N"})
@@ -103,11 +127,35 @@ template <class Data, class State>
   return c.result();
 }
 
+/// Whether the backward of `args`, whose outputs it does not read, is supported. Reads no elements.
+template <class Data, class State>
+[[nodiscard]] status check(const selective_scan_args<Data, State>& args,
+                           const selective_scan_grads<Data, State>& grads) {
+  argument_checks c("selective_scan_backward");
+  check_scan_operands(c, args);
+  c.sequences(args.cu_seqlens)
+      .optional("initial_state", args.initial_state, {"S", "D", "N"})
+      .optional("d_y", grads.d_y, {"B", "T", "D"})
+      .optional("d_final_state", grads.d_final_state, {"S", "D", "N"})
+      .optional("d_u", grads.d_u, {"B", "T", "D"})
+      .optional("d_delta", grads.d_delta, {"B", "T", "D"})
+      .optional("d_A", grads.d_A, {"D", "N"})
+      .optional("d_B", grads.d_B, {"B", "T", "G", "N"})
+      .optional("d_C", grads.d_C, {"B", "T", "G", "N"})
+      .optional_if(static_cast<bool>(args.D), "d_D", grads.d_D, {"D"}, "D is not")
+      .optional_if(static_cast<bool>(args.z), "d_z", grads.d_z, {"B", "T", "D"}, "z is not")
+      .optional_if(static_cast<bool>(args.delta_bias), "d_delta_bias", grads.d_delta_bias, {"D"},
+                   "delta_bias is not")
+      .optional("d_initial_state", grads.d_initial_state, {"S", "D", "N"});
+  return c.result();
+}
+
 /// Whether `args` is a supported step. Reads no elements.
 template <class Data, class State>
 [[nodiscard]] status check(const selective_scan_step_args<Data, State>& args) {
   argument_checks c("selective_scan_step");
   check_scan_operands(c, args);
+  check_scan_output(c, args);
   c.range("T", selective_scan_limits::step_tokens)
       .required("state", args.state, {"slots", "D", "N"})
       .include(check_pool_shape(c, args.read_indices, args.write_indices))
@@ -134,6 +182,10 @@ template <class Data, class State>
 [[nodiscard]] status try_selective_scan(const on_reference& exec,
                                         const selective_scan_args<Data, State>& args);
 template <class Data, class State>
+[[nodiscard]] status try_selective_scan_backward(const on_reference& exec,
+                                                 const selective_scan_args<Data, State>& args,
+                                                 const selective_scan_grads<Data, State>& grads);
+template <class Data, class State>
 [[nodiscard]] status try_selective_scan_step(const on_reference& exec,
                                              const selective_scan_step_args<Data, State>& args);
 
@@ -146,6 +198,19 @@ template <class Data, class State>
 template <class Exec, class Data, class State>
 void selective_scan(const Exec& exec, const selective_scan_args<Data, State>& args) {
   raise_on_error(try_selective_scan(exec, args));
+}
+
+/// Computes the wanted gradients from the inputs of `args` alone; its outputs may be absent and are neither
+/// read nor written.
+///
+/// reference: as docs/selective_scan.md derives it, in compute_t<Data>; states are recomputed from
+/// checkpoints, about 2 sqrt(T) N numbers of one channel at a time, beside the gradients themselves.
+///
+/// Throws and guarantees as selective_scan().
+template <class Exec, class Data, class State>
+void selective_scan_backward(const Exec& exec, const selective_scan_args<Data, State>& args,
+                             const selective_scan_grads<Data, State>& grads) {
+  raise_on_error(try_selective_scan_backward(exec, args, grads));
 }
 
 /// Computes y for T tokens and moves the states on: equal to selective_scan() over those tokens with the
