@@ -74,6 +74,27 @@ struct gated_delta_rule_step_args {
   double l2norm_eps = 1e-6;
 };
 
+/// Gradients of gated_delta_rule(). The upstream ones may be absent, which means zero; the others may be
+/// absent, which means not wanted and costs nothing; they are overwritten, never added to.
+template <class Data, class Rule = rule::gated_delta, class State = acc_t<Data>>
+struct gated_delta_rule_grads {
+  tensor_view<const Data, 4> d_o{};             ///< (B, T, HV, dv), upstream
+  tensor_view<const State, 4> d_final_state{};  ///< (S, HV, dv, dk), upstream
+  tensor_view<Data, 4> d_q{};                   ///< (B, T, HK, dk), out, of the raw q
+  tensor_view<Data, 4> d_k{};                   ///< (B, T, HK, dk), out, of the raw k
+  tensor_view<Data, 4> d_v{};                   ///< (B, T, HV, dv), out
+  tensor_view<acc_t<Data>, 3> d_g{};        ///< (B, T, HV), out; rules with a decay only; 0 where g = -inf
+  tensor_view<acc_t<Data>, 3> d_beta{};     ///< (B, T, HV), out; rules with beta only
+  tensor_view<State, 4> d_initial_state{};  ///< (S, HV, dv, dk), out; also where args.initial_state is absent
+};
+
+/// The gradients of the recurrence's operands.
+template <class Data, class Rule, class State>
+[[nodiscard]] operand_grads<Data, Rule> operand_grads_of(
+    const gated_delta_rule_grads<Data, Rule, State>& grads) {
+  return {.d_q = grads.d_q, .d_k = grads.d_k, .d_v = grads.d_v, .d_g = grads.d_g, .d_beta = grads.d_beta};
+}
+
 /// The operands that the recurrence reads, of either kind of call.
 template <template <class, class, class> class Args, class Data, class Rule, class State>
 [[nodiscard]] operands<Data, Rule> operands_of(const Args<Data, Rule, State>& args) {
@@ -103,6 +124,18 @@ void check_operands(argument_checks& c, const operands<Data, Rule>& in) {
       .required_if(Rule::has_beta, "beta", in.beta, {"B", "T", "HV"}, "rule " + rule_name + " has no beta")
       .expect(in.l2norm_eps >= 0, error_code::value, "l2norm_eps",
               std::to_string(in.l2norm_eps) + ", supported: at least 0");
+}
+
+/// Checks the gradients of operands, whose sizes are bound.
+template <class Data, class Rule>
+void check_grads(argument_checks& c, const operands<Data, Rule>&, const operand_grads<Data, Rule>& grads) {
+  const std::string rule_name = Rule::name;
+  c.optional("d_q", grads.d_q, {"B", "T", "HK", "dk"})
+      .optional("d_k", grads.d_k, {"B", "T", "HK", "dk"})
+      .optional("d_v", grads.d_v, {"B", "T", "HV", "dv"})
+      .optional_if(Rule::has_decay, "d_g", grads.d_g, {"B", "T", "HV"}, "rule " + rule_name + " has no decay")
+      .optional_if(Rule::has_beta, "d_beta", grads.d_beta, {"B", "T", "HV"},
+                   "rule " + rule_name + " has no beta");
 }
 
 /// Checks the query side alone and binds "B", "T", "HK", "dk".
@@ -152,6 +185,22 @@ template <class Dims = dims<>, class Data, class Rule, class State>
   return c.result();
 }
 
+/// Whether the backward of `args`, whose outputs it does not read, is supported. Reads no elements.
+template <class Dims = dims<>, class Data, class Rule, class State>
+[[nodiscard]] status check(const gated_delta_rule_args<Data, Rule, State>& args,
+                           const gated_delta_rule_grads<Data, Rule, State>& grads) {
+  argument_checks c("gated_delta_rule_backward");
+  check_operands(c, operands_of(args));
+  check_dims<Dims>(c);
+  c.sequences(args.cu_seqlens)
+      .optional("initial_state", args.initial_state, {"S", "HV", "dv", "dk"})
+      .optional("d_o", grads.d_o, {"B", "T", "HV", "dv"})
+      .optional("d_final_state", grads.d_final_state, {"S", "HV", "dv", "dk"});
+  check_grads(c, operands_of(args), operand_grads_of(grads));
+  c.optional("d_initial_state", grads.d_initial_state, {"S", "HV", "dv", "dk"});
+  return c.result();
+}
+
 /// Whether `args` is a supported step. Reads no elements.
 template <class Dims = dims<>, class Data, class Rule, class State>
 [[nodiscard]] status check(const gated_delta_rule_step_args<Data, Rule, State>& args) {
@@ -189,6 +238,10 @@ template <class Dims = dims<>, class Data, class Rule, class State>
 [[nodiscard]] status try_gated_delta_rule(const on_reference& exec,
                                           const gated_delta_rule_args<Data, Rule, State>& args);
 template <class Dims = dims<>, class Data, class Rule, class State>
+[[nodiscard]] status try_gated_delta_rule_backward(const on_reference& exec,
+                                                   const gated_delta_rule_args<Data, Rule, State>& args,
+                                                   const gated_delta_rule_grads<Data, Rule, State>& grads);
+template <class Dims = dims<>, class Data, class Rule, class State>
 [[nodiscard]] status try_gated_delta_rule_step(const on_reference& exec,
                                                const gated_delta_rule_step_args<Data, Rule, State>& args);
 
@@ -202,6 +255,19 @@ template <class Dims = dims<>, class Data, class Rule, class State>
 template <class Dims = dims<>, class Exec, class Data, class Rule, class State>
 void gated_delta_rule(const Exec& exec, const gated_delta_rule_args<Data, Rule, State>& args) {
   raise_on_error(try_gated_delta_rule<Dims>(exec, args));
+}
+
+/// Computes the wanted gradients from the inputs of `args` alone; its outputs may be absent and are neither
+/// read nor written.
+///
+/// reference: as docs/gated_delta_rule.md derives it, in compute_t<Data>; states are recomputed from
+/// checkpoints, about 2 sqrt(T) states of one head at a time, beside the gradients themselves.
+///
+/// Throws and guarantees as gated_delta_rule().
+template <class Dims = dims<>, class Exec, class Data, class Rule, class State>
+void gated_delta_rule_backward(const Exec& exec, const gated_delta_rule_args<Data, Rule, State>& args,
+                               const gated_delta_rule_grads<Data, Rule, State>& grads) {
+  raise_on_error(try_gated_delta_rule_backward<Dims>(exec, args, grads));
 }
 
 /// Computes o for T tokens and moves the states on: equal to gated_delta_rule() over those tokens with the

@@ -111,4 +111,29 @@ struct query_operands<Data, rule::ssd> {
   tensor_view<const Data, 4> C;  ///< (B, T, G, N)
 };
 
+/// Gradients of the operands. All may be absent, which means not wanted; they are overwritten, never added
+/// to.
+template <class Data, class Rule>
+struct operand_grads {
+  static_assert(is_delta_family<Rule>, "the rule is one of rule::linear, gated, delta, gated_delta, ssd");
+
+  tensor_view<Data, 4> d_q{};            ///< (B, T, HK, dk), of the raw q
+  tensor_view<Data, 4> d_k{};            ///< (B, T, HK, dk), of the raw k
+  tensor_view<Data, 4> d_v{};            ///< (B, T, HV, dv)
+  tensor_view<acc_t<Data>, 3> d_g{};     ///< (B, T, HV), 0 where g = -inf
+  tensor_view<acc_t<Data>, 3> d_beta{};  ///< (B, T, HV)
+};
+
+template <class Data>
+struct operand_grads<Data, rule::ssd> {
+  tensor_view<Data, 4> d_x{};               ///< (B, T, H, P)
+  tensor_view<Data, 3> d_dt{};              ///< (B, T, H)
+  tensor_view<acc_t<Data>, 1> d_A{};        ///< (H), summed over batch, time and sequences
+  tensor_view<Data, 4> d_B{};               ///< (B, T, G, N)
+  tensor_view<Data, 4> d_C{};               ///< (B, T, G, N)
+  tensor_view<acc_t<Data>, 2> d_D{};        ///< (H, P), or (H, 1): summed over P, for one D a head; D given
+  tensor_view<Data, 4> d_z{};               ///< (B, T, H, P); z given
+  tensor_view<acc_t<Data>, 1> d_dt_bias{};  ///< (H), summed likewise; dt_bias given
+};
+
 }  // namespace polystate::inline POLYSTATE_ABI

@@ -78,6 +78,37 @@ struct ssd_step_args {
   double dt_max = std::numeric_limits<double>::infinity();
 };
 
+/// Gradients of ssd(). The upstream ones may be absent, which means zero; the others may be absent, which
+/// means not wanted and costs nothing; they are overwritten, never added to. Those of A, D and dt_bias are
+/// summed over batch, time and sequences. The clamp passes a gradient where dt_min <= d <= dt_max.
+template <class Data, class State = acc_t<Data>>
+struct ssd_grads {
+  tensor_view<const Data, 4> d_y{};             ///< (B, T, H, P), upstream
+  tensor_view<const State, 4> d_final_state{};  ///< (S, H, P, N), upstream
+  tensor_view<Data, 4> d_x{};                   ///< (B, T, H, P), out
+  tensor_view<Data, 3> d_dt{};                  ///< (B, T, H), out
+  tensor_view<acc_t<Data>, 1> d_A{};            ///< (H), out
+  tensor_view<Data, 4> d_B{};                   ///< (B, T, G, N), out
+  tensor_view<Data, 4> d_C{};                   ///< (B, T, G, N), out
+  tensor_view<acc_t<Data>, 2> d_D{};  ///< (H, P), or (H, 1): summed over P, for one D a head; out; D given
+  tensor_view<Data, 4> d_z{};         ///< (B, T, H, P), out; z given
+  tensor_view<acc_t<Data>, 1> d_dt_bias{};  ///< (H), out; dt_bias given
+  tensor_view<State, 4> d_initial_state{};  ///< (S, H, P, N), out; also where args.initial_state is absent
+};
+
+/// The gradients of the recurrence's operands.
+template <class Data, class State>
+[[nodiscard]] operand_grads<Data, rule::ssd> operand_grads_of(const ssd_grads<Data, State>& grads) {
+  return {.d_x = grads.d_x,
+          .d_dt = grads.d_dt,
+          .d_A = grads.d_A,
+          .d_B = grads.d_B,
+          .d_C = grads.d_C,
+          .d_D = grads.d_D,
+          .d_z = grads.d_z,
+          .d_dt_bias = grads.d_dt_bias};
+}
+
 /// The operands that the recurrence reads, of either kind of call.
 template <template <class, class> class Args, class Data, class State>
 [[nodiscard]] operands<Data, rule::ssd> operands_of(const Args<Data, State>& args) {
@@ -116,6 +147,22 @@ void check_operands(argument_checks& c, const operands<Data, rule::ssd>& in) {
               std::to_string(in.dt_min) + ", supported: at most dt_max = " + std::to_string(in.dt_max));
 }
 
+/// Checks the gradients of operands, whose sizes are bound.
+template <class Data>
+void check_grads(argument_checks& c, const operands<Data, rule::ssd>& in,
+                 const operand_grads<Data, rule::ssd>& grads) {
+  const bool summed = grads.d_D && grads.d_D.extent(1) == 1;
+  c.optional("d_x", grads.d_x, {"B", "T", "H", "P"})
+      .optional("d_dt", grads.d_dt, {"B", "T", "H"})
+      .optional("d_A", grads.d_A, {"H"})
+      .optional("d_B", grads.d_B, {"B", "T", "G", "N"})
+      .optional("d_C", grads.d_C, {"B", "T", "G", "N"})
+      .optional_if(static_cast<bool>(in.D), "d_D", grads.d_D, {"H", summed ? size_name(1) : size_name("P")},
+                   "D is not")
+      .optional_if(static_cast<bool>(in.z), "d_z", grads.d_z, {"B", "T", "H", "P"}, "z is not")
+      .optional_if(static_cast<bool>(in.dt_bias), "d_dt_bias", grads.d_dt_bias, {"H"}, "dt_bias is not");
+}
+
 /// Checks the query side alone and binds "B", "T", "HK" (G), "dk" (N).
 template <class Data>
 void check_query(argument_checks& c, const query_operands<Data, rule::ssd>& in) {
@@ -149,6 +196,20 @@ template <class Data, class State>
       .distinct("y", args.y, "final_state", args.final_state);
   check_distinct(c, operands_of(args), "y", args.y);
   check_distinct(c, operands_of(args), "final_state", args.final_state);
+  return c.result();
+}
+
+/// Whether the backward of `args`, whose outputs it does not read, is supported. Reads no elements.
+template <class Data, class State>
+[[nodiscard]] status check(const ssd_args<Data, State>& args, const ssd_grads<Data, State>& grads) {
+  argument_checks c("ssd_backward");
+  check_operands(c, operands_of(args));
+  c.sequences(args.cu_seqlens)
+      .optional("initial_state", args.initial_state, {"S", "H", "P", "N"})
+      .optional("d_y", grads.d_y, {"B", "T", "H", "P"})
+      .optional("d_final_state", grads.d_final_state, {"S", "H", "P", "N"});
+  check_grads(c, operands_of(args), operand_grads_of(grads));
+  c.optional("d_initial_state", grads.d_initial_state, {"S", "H", "P", "N"});
   return c.result();
 }
 
@@ -187,6 +248,9 @@ template <class Data, class State>
 template <class Data, class State>
 [[nodiscard]] status try_ssd(const on_reference& exec, const ssd_args<Data, State>& args);
 template <class Data, class State>
+[[nodiscard]] status try_ssd_backward(const on_reference& exec, const ssd_args<Data, State>& args,
+                                      const ssd_grads<Data, State>& grads);
+template <class Data, class State>
 [[nodiscard]] status try_ssd_step(const on_reference& exec, const ssd_step_args<Data, State>& args);
 
 /// Computes y and, if given, final_state. T = 0 copies initial_state, or zero, to final_state.
@@ -198,6 +262,18 @@ template <class Data, class State>
 template <class Exec, class Data, class State>
 void ssd(const Exec& exec, const ssd_args<Data, State>& args) {
   raise_on_error(try_ssd(exec, args));
+}
+
+/// Computes the wanted gradients from the inputs of `args` alone; its outputs may be absent and are neither
+/// read nor written.
+///
+/// reference: as docs/ssd.md derives it, in compute_t<Data>; states are recomputed from checkpoints, about 2
+/// sqrt(T) states of one head at a time, beside the gradients themselves.
+///
+/// Throws and guarantees as ssd().
+template <class Exec, class Data, class State>
+void ssd_backward(const Exec& exec, const ssd_args<Data, State>& args, const ssd_grads<Data, State>& grads) {
+  raise_on_error(try_ssd_backward(exec, args, grads));
 }
 
 /// Computes y for T tokens and moves the states on: equal to ssd() over those tokens with the slot's state as

@@ -8,6 +8,7 @@
 #include <polystate/core/sequences.hpp>
 #include <polystate/core/state_pool.hpp>
 #include <polystate/recurrence.hpp>
+#include <polystate/reference/adjoint.hpp>
 #include <polystate/reference/eigen.hpp>
 
 #include <cmath>
@@ -103,6 +104,60 @@ void step(const Recurrence& r, const state_pool& pool, const tensor_view<State, 
         if (intermediate_states) store(intermediate_states.select(0, b).select(0, t).select(0, h), S);
       }
       store(state.select(0, pool.write(b)).select(0, h), S);
+    }
+  }
+}
+
+/// The backward side of a recurrence, specialised beside it. Sums the gradients of its operands:
+///   write(dS, token, head), transition(S, dS, token, head)   the two halves of a step; transition turns dS,
+///   the
+///       derivative after it, into that before it, S
+///   query(dq, token, group), key(dk, token, group)   of what recurrence::query and key return
+///   finish(o, dy, token, head)   returns do
+///   store(grads)   into the caller's tensors
+template <class Operands>
+class recurrence_adjoint;
+template <class Operands>
+recurrence_adjoint(const Operands&) -> recurrence_adjoint<Operands>;
+
+/// o = scale * S q, finished: adds to dS and to the operands' gradients. `dy` is the derivative of what
+/// finish() returned.
+template <class Recurrence, class Adjoint, class Scalar>
+void read_adjoint(const Recurrence& r, Adjoint& adjoint, const matrix<Scalar>& S, const vector<Scalar>& dy,
+                  const token& at, std::int64_t head, matrix<Scalar>& dS) {
+  const std::int64_t group = group_of_head(head, r.heads(), r.groups());
+  const Scalar scale(r.scale());
+  const vector<Scalar> q = r.query(at, group);
+  const vector<Scalar> d_o = adjoint.finish(vector<Scalar>(scale * (S * q)), dy, at, head);
+  dS += scale * d_o * q.transpose();
+  adjoint.query(vector<Scalar>(scale * (S.transpose() * d_o)), at, group);
+}
+
+/// The single-state operator's backward: from the derivatives of o and of the final state (absent: zero) to
+/// those of the operands, which `adjoint` sums, and of the initial state.
+template <class Recurrence, class Adjoint, class Data, class State>
+void backward(const Recurrence& r, Adjoint& adjoint, const sequences& all,
+              const tensor_view<const State, 4>& initial_state, const tensor_view<const Data, 4>& d_o,
+              const tensor_view<const State, 4>& d_final_state,
+              const tensor_view<State, 4>& d_initial_state) {
+  using Scalar = compute_t<Data>;
+  for (std::int64_t s = 0; s < all.size(); ++s) {
+    const token_range tokens = all[s];
+    for (std::int64_t h = 0; h < r.heads(); ++h) {
+      matrix<Scalar> S0 = matrix<Scalar>::Zero(r.dv(), r.dk());
+      matrix<Scalar> dS = matrix<Scalar>::Zero(r.dv(), r.dk());
+      if (initial_state) S0 = load<const State, Scalar>(initial_state.select(0, s).select(0, h));
+      if (d_final_state) dS = load<const State, Scalar>(d_final_state.select(0, s).select(0, h));
+      reversed_states states(S0, tokens.size(), [&](matrix<Scalar>& S, std::int64_t i) {
+        advance(r, S, token{tokens.batch, tokens.begin + i}, h);
+      });
+      for (std::int64_t i = tokens.size() - 1; i >= 0; --i) {
+        const token at{tokens.batch, tokens.begin + i};
+        if (d_o) read_adjoint(r, adjoint, states.after(i), load_row(d_o, at, h), at, h, dS);
+        adjoint.write(dS, at, h);
+        adjoint.transition(states.before(i), dS, at, h);
+      }
+      if (d_initial_state) store(d_initial_state.select(0, s).select(0, h), dS);
     }
   }
 }
