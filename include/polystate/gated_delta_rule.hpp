@@ -147,6 +147,12 @@ void check_query(argument_checks& c, const query_operands<Data, Rule>& in) {
               std::to_string(in.l2norm_eps) + ", supported: at least 0");
 }
 
+/// Checks the gradients of the query side, whose sizes are bound.
+template <class Data, class Rule>
+void check_query_grads(argument_checks& c, const query_grads<Data, Rule>& grads) {
+  c.optional("d_q", grads.d_q, {"B", "T", "HK", "dk"});
+}
+
 /// Checks that an output is none of the operands' memory.
 template <class Data, class Rule, class Out>
 void check_distinct(argument_checks& c, const operands<Data, Rule>& in, const char* name, const Out& out) {

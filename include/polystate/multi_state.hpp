@@ -115,11 +115,36 @@ struct multi_state_read_args {
   std::int64_t max_visible = 0;  ///< 0: all
 };
 
-/// The part of check() that forward and step share: recurrence, moments, router. Binds the operands' sizes
-/// and, where k' exists, "HR" and "dr". `keeps_moments`: whether moments are wanted beside what the router
-/// reads.
+/// Gradients of multi_state(). The upstream ones may be absent, which means zero; the others may be absent,
+/// which means not wanted and costs nothing; they are overwritten, never added to. With shared_kq what
+/// reaches q' (or u) and k' is added to the gradients of the recurrence's query and key.
+template <class Data, class Rule, class Router, class State = acc_t<Data>>
+struct multi_state_grads {
+  tensor_view<const Data, 4> d_o{};             ///< (B, T, H, dv), upstream
+  tensor_view<const acc_t<Data>, 4> d_lam{};    ///< (B, T, H, L), upstream; not with packed sequences
+  tensor_view<const State, 5> d_S{};            ///< (B, L, H, dv, dk), upstream
+  tensor_view<const acc_t<Data>, 4> d_mu{};     ///< (B, L, HR, dr), upstream
+  tensor_view<const acc_t<Data>, 5> d_Sigma{};  ///< (B, L, HR, dr, dr), upstream
+  operand_grads<Data, Rule> in{};               ///< out
+  key_moment_grads<Data> moments{};             ///< out
+  router_grads<Router> router{};                ///< out
+};
+
+/// Gradients of multi_state_read() with respect to its queries; the bank is a constant. The upstream ones may
+/// be absent, which means zero.
+template <class Data, class Rule, class Router>
+struct multi_state_read_grads {
+  tensor_view<const Data, 4> d_o{};           ///< (B, T, H, dv), upstream
+  tensor_view<const acc_t<Data>, 4> d_lam{};  ///< (B, T, H, capacity), upstream
+  query_grads<Data, Rule> in{};               ///< out
+  router_grads<Router> router{};              ///< out
+};
+
+/// The part of check() that every call on tokens shares: recurrence, moments, router. Binds the operands'
+/// sizes and, where k' exists, "HR" and "dr". `keeps_moments`: whether moments are wanted beside what the
+/// router reads. `whole_sequence`: T alone says how many segments there are.
 template <class Dims, class Args>
-void check_layer(argument_checks& c, const Args& args, bool keeps_moments, std::int64_t entries) {
+void check_layer(argument_checks& c, const Args& args, bool keeps_moments, bool whole_sequence) {
   using Router = std::remove_cvref_t<decltype(args.router)>;
   using Separation = std::remove_cvref_t<decltype(args.separation)>;
   check_operands(c, args.in);
@@ -139,7 +164,8 @@ void check_layer(argument_checks& c, const Args& args, bool keeps_moments, std::
   } else {
     check_no_moments(c, args.moments, "there is no moments.k");
   }
-  check_router(c, args.router, args.shared_kq, entries);
+  check_router(c, args.router, args.shared_kq,
+               whole_sequence && !c.failed() ? args.separation.count(c.size("T")) : 0);
   if constexpr (std::is_same_v<Separation, separation::fenwick>) {
     c.expect(
         args.router.position_norm == position_norm::none &&
@@ -164,21 +190,45 @@ template <class Args>
   }
 }
 
+/// Checks the inputs, which forward and backward share, and binds besides what check_layer() does "S" and,
+/// where T says it, "L".
+template <class Dims, class Args>
+void check_inputs(argument_checks& c, const Args& args, bool keeps_moments) {
+  check_separation(c, args.separation, args.cu_seqlens);
+  check_layer<Dims>(c, args, keeps_moments, !args.cu_seqlens);
+  c.sequences(args.cu_seqlens);
+  if (!args.cu_seqlens && !c.failed()) c.bind("L", bank_entries(args, c.size("T")));
+}
+
 /// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
 template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
 [[nodiscard]] status check(const multi_state_args<Data, Rule, Separation, Router, State>& args) {
   argument_checks c("multi_state");
-  check_separation(c, args.separation, args.cu_seqlens);
-  const std::int64_t T = args.o.extent(1);
-  const bool unpacked = !c.failed() && !args.cu_seqlens;
-  check_layer<Dims>(c, args, args.mu || args.Sigma, unpacked ? args.separation.count(T) : 0);
-  c.sequences(args.cu_seqlens).required("o", args.o, {"B", "T", "H", "dv"});
-  if (unpacked) c.bind("L", c.failed() ? 0 : bank_entries(args, T));
-  c.optional_if(!args.cu_seqlens, "lam", args.lam, {"B", "T", "H", "L"}, "packed sequences have no lam")
+  check_inputs<Dims>(c, args, args.mu || args.Sigma);
+  c.required("o", args.o, {"B", "T", "H", "dv"})
+      .optional_if(!args.cu_seqlens, "lam", args.lam, {"B", "T", "H", "L"}, "packed sequences have no lam")
       .optional("S", args.S, {"B", "L", "H", "dv", "dk"})
       .optional("mu", args.mu, {"B", "L", "HR", "dr"})
       .optional("Sigma", args.Sigma, {"B", "L", "HR", "dr", "dr"});
   check_distinct(c, args.in, "o", args.o);
+  return c.result();
+}
+
+/// Whether the backward of `args`, whose outputs it does not read, is supported. Reads no elements.
+template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
+[[nodiscard]] status check(const multi_state_args<Data, Rule, Separation, Router, State>& args,
+                           const multi_state_grads<Data, Rule, Router, State>& grads) {
+  argument_checks c("multi_state_backward");
+  check_inputs<Dims>(c, args, grads.d_mu || grads.d_Sigma);
+  c.optional("d_o", grads.d_o, {"B", "T", "H", "dv"})
+      .optional_if(!args.cu_seqlens, "d_lam", grads.d_lam, {"B", "T", "H", "L"},
+                   "packed sequences have no lam")
+      .optional("d_S", grads.d_S, {"B", "L", "H", "dv", "dk"})
+      .optional("d_mu", grads.d_mu, {"B", "L", "HR", "dr"})
+      .optional("d_Sigma", grads.d_Sigma, {"B", "L", "HR", "dr", "dr"});
+  check_grads(c, args.in, grads.in);
+  check_moment_grads(c, args.moments, grads.moments);
+  check_router_grads(c, grads.router, args.shared_kq);
   return c.result();
 }
 
@@ -187,7 +237,7 @@ template <class Dims = dims<>, class Data, class Rule, class Separation, class R
 [[nodiscard]] status check(const multi_state_step_args<Data, Rule, Separation, Router, State>& args) {
   argument_checks c("multi_state_step");
   check_separation(c, args.separation, {});
-  check_layer<Dims>(c, args, args.bank.mu || args.bank.Sigma, 0);
+  check_layer<Dims>(c, args, args.bank.mu || args.bank.Sigma, false);
   c.required("bank.S", args.bank.S, {"B", "capacity", "H", "dv", "dk"})
       .required_if(Router::reads_moments || args.bank.mu, "bank.mu", args.bank.mu,
                    {"B", "capacity", "HR", "dr"}, "")
@@ -203,10 +253,9 @@ template <class Dims = dims<>, class Data, class Rule, class Separation, class R
   return c.result();
 }
 
-/// Whether `args` is a supported read. Reads no elements and no counters.
-template <class Dims = dims<>, class Data, class Rule, class Router, class State>
-[[nodiscard]] status check(const multi_state_read_args<Data, Rule, Router, State>& args) {
-  argument_checks c("multi_state_read");
+/// Checks the inputs of a read, which forward and backward share.
+template <class Dims, class Data, class Rule, class Router, class State>
+void check_inputs(argument_checks& c, const multi_state_read_args<Data, Rule, Router, State>& args) {
   check_query(c, args.in);
   c.required("bank.S", args.bank.S, {"B", "capacity", "H", "dv", "dk"}).grouped("H", "HK");
   check_dims<Dims>(c);
@@ -217,11 +266,31 @@ template <class Dims = dims<>, class Data, class Rule, class Router, class State
   if (Router::reads_Sigma) c.required("bank.Sigma", args.bank.Sigma, {"B", "capacity", "HR", "dr", "dr"});
   c.required("bank.counters", args.bank.counters, {"B"});
   check_router(c, args.router, args.shared_kq, 0);
-  c.required("o", args.o, {"B", "T", "H", "dv"})
-      .optional("lam", args.lam, {"B", "T", "H", "capacity"})
-      .expect(args.l2norm_eps >= 0, error_code::value, "l2norm_eps", "negative, supported: at least 0")
+  c.expect(args.l2norm_eps >= 0, error_code::value, "l2norm_eps", "negative, supported: at least 0")
       .expect(args.max_visible >= 0, error_code::value, "max_visible",
               std::to_string(args.max_visible) + ", supported: at least 0");
+}
+
+/// Whether `args` is a supported read. Reads no elements and no counters.
+template <class Dims = dims<>, class Data, class Rule, class Router, class State>
+[[nodiscard]] status check(const multi_state_read_args<Data, Rule, Router, State>& args) {
+  argument_checks c("multi_state_read");
+  check_inputs<Dims>(c, args);
+  c.required("o", args.o, {"B", "T", "H", "dv"}).optional("lam", args.lam, {"B", "T", "H", "capacity"});
+  return c.result();
+}
+
+/// Whether the backward of a read, whose outputs it does not read, is supported. Reads no elements and no
+/// counters.
+template <class Dims = dims<>, class Data, class Rule, class Router, class State>
+[[nodiscard]] status check(const multi_state_read_args<Data, Rule, Router, State>& args,
+                           const multi_state_read_grads<Data, Rule, Router>& grads) {
+  argument_checks c("multi_state_read_backward");
+  check_inputs<Dims>(c, args);
+  c.optional("d_o", grads.d_o, {"B", "T", "H", "dv"})
+      .optional("d_lam", grads.d_lam, {"B", "T", "H", "capacity"});
+  check_query_grads(c, grads.in);
+  check_router_grads(c, grads.router, args.shared_kq);
   return c.result();
 }
 
@@ -236,6 +305,15 @@ template <class Dims = dims<>, class Data, class Rule, class Separation, class R
 template <class Dims = dims<>, class Data, class Rule, class Router, class State>
 [[nodiscard]] status try_multi_state_read(const on_reference& exec,
                                           const multi_state_read_args<Data, Rule, Router, State>& args);
+
+template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
+[[nodiscard]] status try_multi_state_backward(
+    const on_reference& exec, const multi_state_args<Data, Rule, Separation, Router, State>& args,
+    const multi_state_grads<Data, Rule, Router, State>& grads);
+template <class Dims = dims<>, class Data, class Rule, class Router, class State>
+[[nodiscard]] status try_multi_state_read_backward(
+    const on_reference& exec, const multi_state_read_args<Data, Rule, Router, State>& args,
+    const multi_state_read_grads<Data, Rule, Router>& grads);
 
 /// Computes o and, if given, the weights and the bank. T = 0: no segment, nothing is written.
 ///
@@ -264,6 +342,30 @@ void multi_state_step(const Exec& exec,
 template <class Dims = dims<>, class Exec, class Data, class Rule, class Router, class State>
 void multi_state_read(const Exec& exec, const multi_state_read_args<Data, Rule, Router, State>& args) {
   raise_on_error(try_multi_state_read<Dims>(exec, args));
+}
+
+/// Computes the wanted gradients from the inputs of `args` alone; its outputs may be absent and are neither
+/// read nor written.
+///
+/// reference: as docs/multi_state.md derives it, in compute_t<Data>; memory for a sequence's bank and its
+/// derivatives, and the open segment recomputed from checkpoints, about 2 sqrt(m) entries (fenwick: 2 sqrt(T)
+/// banks), beside the gradients themselves.
+///
+/// Throws and guarantees as multi_state().
+template <class Dims = dims<>, class Exec, class Data, class Rule, class Separation, class Router,
+          class State>
+void multi_state_backward(const Exec& exec,
+                          const multi_state_args<Data, Rule, Separation, Router, State>& args,
+                          const multi_state_grads<Data, Rule, Router, State>& grads) {
+  raise_on_error(try_multi_state_backward<Dims>(exec, args, grads));
+}
+
+/// Computes the wanted gradients of the queries from the inputs of `args` alone. Throws and guarantees as
+/// multi_state_read().
+template <class Dims = dims<>, class Exec, class Data, class Rule, class Router, class State>
+void multi_state_read_backward(const Exec& exec, const multi_state_read_args<Data, Rule, Router, State>& args,
+                               const multi_state_read_grads<Data, Rule, Router>& grads) {
+  raise_on_error(try_multi_state_read_backward<Dims>(exec, args, grads));
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

@@ -136,4 +136,14 @@ struct operand_grads<Data, rule::ssd> {
   tensor_view<acc_t<Data>, 1> d_dt_bias{};  ///< (H), summed likewise; dt_bias given
 };
 
+/// Gradients of the query side alone.
+template <class Data, class Rule>
+struct query_grads {
+  tensor_view<Data, 4> d_q{};  ///< (B, T, HK, dk), of the raw q
+};
+template <class Data>
+struct query_grads<Data, rule::ssd> {
+  tensor_view<Data, 4> d_C{};  ///< (B, T, G, N)
+};
+
 }  // namespace polystate::inline POLYSTATE_ABI

@@ -158,6 +158,73 @@ void check_router(argument_checks& c, const router::top_k<Router>& r, bool share
   check_router(c, r.of, shared_kq, entries);
 }
 
+/// Gradients of a router's operands. All may be absent, which means not wanted; they are overwritten, never
+/// added to. Those of operands that all tokens share are summed over batch, time and sequences.
+template <class Router>
+struct router_grads;
+template <>
+struct router_grads<router::none> {};
+template <>
+struct router_grads<router::uniform> {};
+template <class Data>
+struct router_grads<router::position<Data>> {
+  tensor_view<acc_t<Data>, 4> d_weights{};  ///< (B, T, H, A); 0 for weights of segments that are not visible
+};
+template <class Data>
+struct router_grads<router::meanpool<Data>> {
+  tensor_view<Data, 4> d_u{};  ///< (B, T, HR, dr); not with shared_kq
+};
+template <class Data>
+struct router_grads<router::merlin<Data>> {
+  tensor_view<Data, 4> d_q{};                 ///< (B, T, HR, dr), of the raw q'; not with shared_kq
+  tensor_view<acc_t<Data>, 3> d_gamma{};      ///< (B, T, H)
+  tensor_view<acc_t<Data>, 1> d_tau_mu{};     ///< (H)
+  tensor_view<acc_t<Data>, 1> d_tau_sigma{};  ///< (H)
+};
+template <class Data>
+struct router_grads<router::cumulant<Data>> {
+  tensor_view<Data, 4> d_q{};             ///< (B, T, HR, dr), of the raw q'; not with shared_kq
+  tensor_view<acc_t<Data>, 1> d_delta{};  ///< (H)
+};
+template <class Router>
+struct router_grads<router::top_k<Router>> {
+  router_grads<Router> of{};
+};
+
+/// Checks the gradients of a router's operands, whose sizes are bound.
+inline void check_router_grads(argument_checks&, const router_grads<router::none>&, bool) {}
+inline void check_router_grads(argument_checks&, const router_grads<router::uniform>&, bool) {}
+template <class Data>
+void check_router_grads(argument_checks& c, const router_grads<router::position<Data>>& grads, bool) {
+  c.optional("router.d_weights", grads.d_weights, {"B", "T", "H", "A"});
+}
+template <class Data>
+void check_router_grads(argument_checks& c, const router_grads<router::meanpool<Data>>& grads,
+                        bool shared_kq) {
+  c.optional_if(!shared_kq, "router.d_u", grads.d_u, {"B", "T", "HR", "dr"},
+                "shared_kq adds it to the query's");
+}
+template <class Data>
+void check_router_grads(argument_checks& c, const router_grads<router::merlin<Data>>& grads, bool shared_kq) {
+  c.optional_if(!shared_kq, "router.d_q", grads.d_q, {"B", "T", "HR", "dr"},
+                "shared_kq adds it to the query's")
+      .optional("router.d_gamma", grads.d_gamma, {"B", "T", "H"})
+      .optional("router.d_tau_mu", grads.d_tau_mu, {"H"})
+      .optional("router.d_tau_sigma", grads.d_tau_sigma, {"H"});
+}
+template <class Data>
+void check_router_grads(argument_checks& c, const router_grads<router::cumulant<Data>>& grads,
+                        bool shared_kq) {
+  c.optional_if(!shared_kq, "router.d_q", grads.d_q, {"B", "T", "HR", "dr"},
+                "shared_kq adds it to the query's")
+      .optional("router.d_delta", grads.d_delta, {"H"});
+}
+template <class Router>
+void check_router_grads(argument_checks& c, const router_grads<router::top_k<Router>>& grads,
+                        bool shared_kq) {
+  check_router_grads(c, grads.of, shared_kq);
+}
+
 /// Operands of routing(): the weights of every token over the segments that it sees. Token t is in segment i;
 /// its own k' is added to the moments first, then it sees the segments 0 .. i, or with max_visible = w > 0
 /// the last w of them, the current one with its running moments. Source: MERLIN (multi-state linear attention
@@ -178,35 +245,55 @@ struct routing_args {
   std::int64_t max_visible = 0;           ///< 0: all
 };
 
-/// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
-template <class Data, class Separation, class Router>
-[[nodiscard]] status check(const routing_args<Data, Separation, Router>& args) {
-  argument_checks c("routing");
-  const std::string why_not = std::string("router ") + Router::name + " does not use it";
-  c.required("lam", args.lam, {"B", "T", "H", "L"});
+/// Gradients of routing(). d_lam is given; no gradient flows from the scores.
+template <class Data, class Router>
+struct routing_grads {
+  tensor_view<const acc_t<Data>, 4> d_lam;  ///< (B, T, H, L), upstream
+  key_moment_grads<Data> moments{};         ///< out
+  router_grads<Router> router{};            ///< out
+};
+
+/// Checks the inputs, which forward and backward share, against the weights' shape: that of lam or of d_lam.
+template <class Data, class Separation, class Router, class Weight>
+void check_inputs(argument_checks& c, const routing_args<Data, Separation, Router>& args,
+                  const char* lam_name, const tensor_view<Weight, 4>& lam) {
+  c.required(lam_name, lam, {"B", "T", "H", "L"});
   check_separation(c, args.separation, {});
   if constexpr (Router::reads_moments) {
     check_moments(c, args.moments);
     c.grouped("H", "HR");
   } else {
-    check_no_moments(c, args.moments, why_not);
+    check_no_moments(c, args.moments, std::string("router ") + Router::name + " does not use it");
   }
   const std::int64_t L = c.failed() ? 0 : args.separation.count(c.size("T"));
   c.expect(
-      c.size("L") == L, error_code::shape, "lam",
+      c.size("L") == L, error_code::shape, lam_name,
       "L = " + std::to_string(c.size("L")) + ", supported: the number of segments, " + std::to_string(L));
   check_router(c, args.router, false, L);
+  c.expect(args.max_visible >= 0, error_code::value, "max_visible",
+           std::to_string(args.max_visible) + ", supported: at least 0");
+}
+
+/// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
+template <class Data, class Separation, class Router>
+[[nodiscard]] status check(const routing_args<Data, Separation, Router>& args) {
+  argument_checks c("routing");
+  const std::string why_not = std::string("router ") + Router::name + " does not use it";
+  check_inputs(c, args, "lam", args.lam);
   c.optional_if(Router::reads_moments, "r_mu", args.r_mu, {"B", "T", "HR", "L"}, why_not)
-      .optional_if(Router::reads_Sigma, "r_sigma", args.r_sigma, {"B", "T", "HR", "L"}, why_not)
-      .expect(args.max_visible >= 0, error_code::value, "max_visible",
-              std::to_string(args.max_visible) + ", supported: at least 0");
+      .optional_if(Router::reads_Sigma, "r_sigma", args.r_sigma, {"B", "T", "HR", "L"}, why_not);
   return c.result();
 }
 
-/// Whether the contents of the index operands, readable here, are valid; call it after check().
+/// Whether the backward of `args`, whose outputs it does not read, is supported. Reads no elements.
 template <class Data, class Separation, class Router>
-[[nodiscard]] status check_contents(const routing_args<Data, Separation, Router>& args) {
-  return check_contents("routing", args.separation, args.lam.extent(1));
+[[nodiscard]] status check(const routing_args<Data, Separation, Router>& args,
+                           const routing_grads<Data, Router>& grads) {
+  argument_checks c("routing_backward");
+  check_inputs(c, args, "d_lam", grads.d_lam);
+  check_moment_grads(c, args.moments, grads.moments);
+  check_router_grads(c, grads.router, false);
+  return c.result();
 }
 
 /// What routing() does, with a status for an exception. Defined in polystate/reference/routing.hpp: include
@@ -214,6 +301,11 @@ template <class Data, class Separation, class Router>
 template <class Data, class Separation, class Router>
 [[nodiscard]] status try_routing(const on_reference& exec,
                                  const routing_args<Data, Separation, Router>& args);
+
+template <class Data, class Separation, class Router>
+[[nodiscard]] status try_routing_backward(const on_reference& exec,
+                                          const routing_args<Data, Separation, Router>& args,
+                                          const routing_grads<Data, Router>& grads);
 
 /// Computes lam and, if given, the scores.
 ///
@@ -224,6 +316,18 @@ template <class Data, class Separation, class Router>
 template <class Exec, class Data, class Separation, class Router>
 void routing(const Exec& exec, const routing_args<Data, Separation, Router>& args) {
   raise_on_error(try_routing(exec, args));
+}
+
+/// Computes the wanted gradients from the inputs of `args` alone; its outputs may be absent and are neither
+/// read nor written.
+///
+/// reference: as docs/routing.md derives it, in compute_t<Data>; memory as segment_moments_backward().
+///
+/// Throws and guarantees as routing().
+template <class Exec, class Data, class Separation, class Router>
+void routing_backward(const Exec& exec, const routing_args<Data, Separation, Router>& args,
+                      const routing_grads<Data, Router>& grads) {
+  raise_on_error(try_routing_backward(exec, args, grads));
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

@@ -90,6 +90,35 @@ void check_no_moments(argument_checks& c, const key_moments<Data>& moments, cons
       .absent("moments.beta", moments.beta, why);
 }
 
+/// Gradients of the routing keys and their gates. All may be absent, which means not wanted; they are
+/// overwritten, never added to.
+template <class Data>
+struct key_moment_grads {
+  tensor_view<Data, 4> d_k{};            ///< (B, T, HR, dr), of the raw k'
+  tensor_view<acc_t<Data>, 3> d_g{};     ///< (B, T, HR); 0 where g = -inf
+  tensor_view<acc_t<Data>, 3> d_beta{};  ///< (B, T, HR)
+};
+
+/// Checks the gradients of routing keys, whose sizes are bound where the keys are given.
+template <class Data>
+void check_moment_grads(argument_checks& c, const key_moments<Data>& moments,
+                        const key_moment_grads<Data>& grads) {
+  c.optional_if(static_cast<bool>(moments.k), "moments.d_k", grads.d_k, {"B", "T", "HR", "dr"},
+                "moments.k is not")
+      .optional_if(static_cast<bool>(moments.g), "moments.d_g", grads.d_g, {"B", "T", "HR"},
+                   "moments.g is not")
+      .optional_if(static_cast<bool>(moments.beta), "moments.d_beta", grads.d_beta, {"B", "T", "HR"},
+                   "moments.beta is not");
+}
+
+/// Gradients of segment_moments(). The upstream ones may be absent, which means zero.
+template <class Data>
+struct segment_moments_grads {
+  tensor_view<const acc_t<Data>, 4> d_mu{};     ///< (B, L, HR, dr), upstream
+  tensor_view<const acc_t<Data>, 5> d_Sigma{};  ///< (B, L, HR, dr, dr), upstream
+  key_moment_grads<Data> moments{};             ///< out
+};
+
 /// Segments of all sequences together. Reads the contents of cu_seqlens.
 template <class Separation>
 [[nodiscard]] std::int64_t total_segments(const Separation& separation, const sequences& all) {
@@ -122,19 +151,47 @@ template <class Data, class Separation>
   return c.result();
 }
 
+/// Whether the backward of `args`, whose outputs it does not read, is supported. Reads no elements.
+template <class Data, class Separation>
+[[nodiscard]] status check(const segment_moments_args<Data, Separation>& args,
+                           const segment_moments_grads<Data>& grads) {
+  argument_checks c("segment_moments_backward");
+  check_moments(c, args.moments);
+  check_separation(c, args.separation, args.cu_seqlens);
+  bind_segments(c, args.separation, args.cu_seqlens);
+  c.sequences(args.cu_seqlens)
+      .optional("d_mu", grads.d_mu, {"B", "L", "HR", "dr"})
+      .optional("d_Sigma", grads.d_Sigma, {"B", "L", "HR", "dr", "dr"});
+  check_moment_grads(c, args.moments, grads.moments);
+  return c.result();
+}
+
+/// The contents of the index operands, and that moments over packed sequences have an entry for each segment.
+template <class Data, class Separation, class Moment>
+[[nodiscard]] status check_contents(const char* op, const segment_moments_args<Data, Separation>& args,
+                                    const char* mu_name, const tensor_view<Moment, 4>& mu,
+                                    const char* Sigma_name, const tensor_view<Moment, 5>& Sigma) {
+  const std::int64_t T = args.moments.k.extent(1);
+  if (status s = check_cu_seqlens(op, args.cu_seqlens, T); !s.ok()) return s;
+  if (status s = check_contents(op, args.separation, T); !s.ok()) return s;
+  argument_checks c(op);
+  if (args.cu_seqlens) {
+    c.bind("L", total_segments(args.separation, sequences(1, T, args.cu_seqlens)))
+        .optional(mu_name, mu, {"B", "L", "HR", "dr"})
+        .optional(Sigma_name, Sigma, {"B", "L", "HR", "dr", "dr"});
+  }
+  return c.result();
+}
+
 /// Whether the contents of the index operands, readable here, are valid; call it after check().
 template <class Data, class Separation>
 [[nodiscard]] status check_contents(const segment_moments_args<Data, Separation>& args) {
-  const std::int64_t T = args.moments.k.extent(1);
-  if (status s = check_cu_seqlens("segment_moments", args.cu_seqlens, T); !s.ok()) return s;
-  if (status s = check_contents("segment_moments", args.separation, T); !s.ok()) return s;
-  argument_checks c("segment_moments");
-  if (args.cu_seqlens) {
-    c.bind("L", total_segments(args.separation, sequences(1, T, args.cu_seqlens)))
-        .optional("mu", args.mu, {"B", "L", "HR", "dr"})
-        .optional("Sigma", args.Sigma, {"B", "L", "HR", "dr", "dr"});
-  }
-  return c.result();
+  return check_contents("segment_moments", args, "mu", args.mu, "Sigma", args.Sigma);
+}
+template <class Data, class Separation>
+[[nodiscard]] status check_contents(const segment_moments_args<Data, Separation>& args,
+                                    const segment_moments_grads<Data>& grads) {
+  return check_contents("segment_moments_backward", args, "d_mu", grads.d_mu, "d_Sigma", grads.d_Sigma);
 }
 
 /// What segment_moments() does, with a status for an exception. Defined in
@@ -142,6 +199,11 @@ template <class Data, class Separation>
 template <class Data, class Separation>
 [[nodiscard]] status try_segment_moments(const on_reference& exec,
                                          const segment_moments_args<Data, Separation>& args);
+
+template <class Data, class Separation>
+[[nodiscard]] status try_segment_moments_backward(const on_reference& exec,
+                                                  const segment_moments_args<Data, Separation>& args,
+                                                  const segment_moments_grads<Data>& grads);
 
 /// Computes mu and Sigma at the end of each segment. T = 0: no segment, nothing is written.
 ///
@@ -151,6 +213,20 @@ template <class Data, class Separation>
 template <class Exec, class Data, class Separation>
 void segment_moments(const Exec& exec, const segment_moments_args<Data, Separation>& args) {
   raise_on_error(try_segment_moments(exec, args));
+}
+
+/// Computes the wanted gradients from the inputs of `args` alone; its outputs may be absent and are neither
+/// read nor written.
+///
+/// reference: as docs/segment_moments.md derives it, in compute_t<Data>; moments are recomputed from
+/// checkpoints, about 2 sqrt(m) of one segment at a time, beside those of all segments and the gradients
+/// themselves.
+///
+/// Throws and guarantees as segment_moments().
+template <class Exec, class Data, class Separation>
+void segment_moments_backward(const Exec& exec, const segment_moments_args<Data, Separation>& args,
+                              const segment_moments_grads<Data>& grads) {
+  raise_on_error(try_segment_moments_backward(exec, args, grads));
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

@@ -169,6 +169,12 @@ void check_query(argument_checks& c, const query_operands<Data, rule::ssd>& in) 
   c.required("C", in.C, {"B", "T", "HK", "dk"}).range("dk", ssd_limits::N);
 }
 
+/// Checks the gradients of the query side, whose sizes are bound.
+template <class Data>
+void check_query_grads(argument_checks& c, const query_grads<Data, rule::ssd>& grads) {
+  c.optional("d_C", grads.d_C, {"B", "T", "HK", "dk"});
+}
+
 /// Checks that an output is none of the operands' memory.
 template <class Data, class Out>
 void check_distinct(argument_checks& c, const operands<Data, rule::ssd>& in, const char* name,

@@ -74,14 +74,13 @@ class reversed_states {
  public:
   /// advance(state, t) makes step t.
   reversed_states(State initial, std::int64_t steps, Advance advance)
-      : advance_(std::move(advance)),
-        steps_(steps),
-        block_(std::max<std::int64_t>(1, static_cast<std::int64_t>(std::sqrt(static_cast<double>(steps))))) {
+      : advance_(std::move(advance)), steps_(steps), final_(std::move(initial)) {
+    const auto root = static_cast<std::int64_t>(std::sqrt(static_cast<double>(steps)));
+    block_ = std::max<std::int64_t>(1, root);
     for (std::int64_t t = 0; t < steps; ++t) {
-      if (t % block_ == 0) starts_.push_back(initial);
-      advance_(initial, t);
+      if (t % block_ == 0) starts_.push_back(final_);
+      advance_(final_, t);
     }
-    final_ = std::move(initial);
   }
 
   /// The state that step t starts from.
@@ -108,7 +107,7 @@ class reversed_states {
  private:
   Advance advance_;
   std::int64_t steps_;
-  std::int64_t block_;
+  std::int64_t block_ = 1;
   std::vector<State> starts_;
   State final_;
   std::int64_t within_block_ = -1;

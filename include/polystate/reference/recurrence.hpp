@@ -29,7 +29,7 @@ vector<compute_t<Data>> load_row(const tensor_view<const Data, 4>& rows, const t
 }
 
 /// A recurrence in the reference, specialised per kind of operands:
-///   tokens(), heads(), groups(), dv(), dk(), scale()   sizes and the factor of the read-out
+///   batch(), tokens(), heads(), groups(), dv(), dk(), scale()   sizes and the factor of the read-out
 ///   key(token, group), query(token, group)       as the state uses them: normalised, not scaled
 ///   transition(S, token, head), write(S, token, head)   the two halves of a step, in this order
 ///   finish(o, token, head)                       what happens to the read-out once a token
@@ -38,7 +38,7 @@ class recurrence;
 template <class Operands>
 recurrence(const Operands&) -> recurrence<Operands>;
 
-/// The query side alone: groups(), scale(), query(token, group).
+/// The query side alone: tokens(), groups(), scale(), query(token, group).
 template <class Operands>
 class query_reader;
 template <class Operands>
@@ -119,6 +119,13 @@ template <class Operands>
 class recurrence_adjoint;
 template <class Operands>
 recurrence_adjoint(const Operands&) -> recurrence_adjoint<Operands>;
+
+/// The backward side of a query_reader: query(dq, token, group) sums, store(grads) rounds into the caller's
+/// tensors.
+template <class Operands>
+class query_adjoint;
+template <class Operands>
+query_adjoint(const Operands&) -> query_adjoint<Operands>;
 
 /// o = scale * S q, finished: adds to dS and to the operands' gradients. `dy` is the derivative of what
 /// finish() returned.

@@ -13,6 +13,16 @@
 
 namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference {
 
+/// Adds the derivative of what normalized_row() returned to the raw row's gradient.
+template <class Data, class Operands, class Scalar>
+void add_normalized_row(const gradient<Scalar, 4>& sums, const tensor_view<const Data, 4>& rows,
+                        const vector<Scalar>& dx, const token& at, std::int64_t group,
+                        const Operands& options) {
+  const vector<Scalar> raw =
+      options.qk_l2norm ? l2_normalized_adjoint(load_row(rows, at, group), options.l2norm_eps, dx) : dx;
+  add(sums.view().select(0, at.b).select(0, at.t).select(0, group), raw);
+}
+
 template <class Data, class Rule>
 class recurrence_adjoint<operands<Data, Rule>> {
  public:
@@ -54,10 +64,10 @@ class recurrence_adjoint<operands<Data, Rule>> {
   }
 
   void query(const vector<Scalar>& dq, const token& at, std::int64_t group) {
-    add_row(d_q_, in_.q, dq, at, group);
+    add_normalized_row(d_q_, in_.q, dq, at, group, in_);
   }
   void key(const vector<Scalar>& dk, const token& at, std::int64_t group) {
-    add_row(d_k_, in_.k, dk, at, group);
+    add_normalized_row(d_k_, in_.k, dk, at, group, in_);
   }
 
   [[nodiscard]] vector<Scalar> finish(const vector<Scalar>&, const vector<Scalar>& dy, const token&,
@@ -74,16 +84,6 @@ class recurrence_adjoint<operands<Data, Rule>> {
   }
 
  private:
-  /// Through the normalisation, into the raw row's gradient.
-  void add_row(gradient<Scalar, 4>& sums, const tensor_view<const Data, 4>& rows, const vector<Scalar>& dx,
-               const token& at, std::int64_t group) {
-    const auto row = sums.view().select(0, at.b).select(0, at.t).select(0, group);
-    if (in_.qk_l2norm) {
-      add(row, l2_normalized_adjoint(load_row(rows, at, group), in_.l2norm_eps, dx));
-    } else {
-      add(row, dx);
-    }
-  }
   void add_key_and_beta(const vector<Scalar>& dk, const Scalar& dbeta, const token& at, std::int64_t head) {
     key(dk, at, group_of_head(head, forward_.heads(), forward_.groups()));
     if constexpr (Rule::has_beta) d_beta_(at.b, at.t, head) += dbeta;
@@ -93,6 +93,23 @@ class recurrence_adjoint<operands<Data, Rule>> {
   recurrence<operands<Data, Rule>> forward_;
   gradient<Scalar, 4> d_q_, d_k_, d_v_;
   gradient<Scalar, 3> d_g_, d_beta_;
+};
+
+template <class Data, class Rule>
+class query_adjoint<query_operands<Data, Rule>> {
+ public:
+  using Scalar = compute_t<Data>;
+
+  explicit query_adjoint(const query_operands<Data, Rule>& in) : in_(in), d_q_(in.q) {}
+
+  void query(const vector<Scalar>& dq, const token& at, std::int64_t group) {
+    add_normalized_row(d_q_, in_.q, dq, at, group, in_);
+  }
+  void store(const query_grads<Data, Rule>& out) const { d_q_.store(out.d_q); }
+
+ private:
+  query_operands<Data, Rule> in_;
+  gradient<Scalar, 4> d_q_;
 };
 
 }  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference

@@ -26,6 +26,7 @@ class recurrence<operands<Data, Rule>> {
 
   explicit recurrence(const operands<Data, Rule>& in) : in_(in) {}
 
+  [[nodiscard]] std::int64_t batch() const { return in_.v.extent(0); }
   [[nodiscard]] std::int64_t tokens() const { return in_.v.extent(1); }
   [[nodiscard]] std::int64_t heads() const { return in_.v.extent(2); }
   [[nodiscard]] std::int64_t groups() const { return in_.k.extent(2); }
@@ -81,6 +82,7 @@ class query_reader<query_operands<Data, Rule>> {
 
   explicit query_reader(const query_operands<Data, Rule>& in) : in_(in) {}
 
+  [[nodiscard]] std::int64_t tokens() const { return in_.q.extent(1); }
   [[nodiscard]] std::int64_t groups() const { return in_.q.extent(2); }
   [[nodiscard]] double scale() const { return in_.scale; }
   [[nodiscard]] vector<Scalar> query(const token& at, std::int64_t group) const {

@@ -124,4 +124,20 @@ class recurrence_adjoint<operands<Data, rule::ssd>> {
   gradient<Scalar, 1> d_dt_bias_;
 };
 
+template <class Data>
+class query_adjoint<query_operands<Data, rule::ssd>> {
+ public:
+  using Scalar = compute_t<Data>;
+
+  explicit query_adjoint(const query_operands<Data, rule::ssd>& in) : d_C_(in.C) {}
+
+  void query(const vector<Scalar>& dC, const token& at, std::int64_t group) {
+    add(d_C_.view().select(0, at.b).select(0, at.t).select(0, group), dC);
+  }
+  void store(const query_grads<Data, rule::ssd>& out) const { d_C_.store(out.d_C); }
+
+ private:
+  gradient<Scalar, 4> d_C_;
+};
+
 }  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference

@@ -18,6 +18,7 @@ class recurrence<operands<Data, rule::ssd>> {
 
   explicit recurrence(const operands<Data, rule::ssd>& in) : in_(in) {}
 
+  [[nodiscard]] std::int64_t batch() const { return in_.x.extent(0); }
   [[nodiscard]] std::int64_t tokens() const { return in_.x.extent(1); }
   [[nodiscard]] std::int64_t heads() const { return in_.x.extent(2); }
   [[nodiscard]] std::int64_t groups() const { return in_.B.extent(2); }
@@ -72,6 +73,7 @@ class query_reader<query_operands<Data, rule::ssd>> {
 
   explicit query_reader(const query_operands<Data, rule::ssd>& in) : in_(in) {}
 
+  [[nodiscard]] std::int64_t tokens() const { return in_.C.extent(1); }
   [[nodiscard]] std::int64_t groups() const { return in_.C.extent(2); }
   [[nodiscard]] double scale() const { return 1; }
   [[nodiscard]] vector<Scalar> query(const token& at, std::int64_t group) const {
