@@ -237,7 +237,8 @@ template <class Dims = dims<>, class Data, class Rule, class Router, class State
 [[nodiscard]] status try_multi_state_read(const on_reference& exec,
                                           const multi_state_read_args<Data, Rule, Router, State>& args);
 
-/// Computes o and, if given, the weights and the bank. T = 0: no segment, nothing is written.
+/// Computes o and, if given, the weights and the bank. T = 0: no segment; fenwick's levels, if asked for, are
+/// 0.
 ///
 /// reference: serial, the definition above as written, in compute_t<Data>; any scalar type.
 ///
