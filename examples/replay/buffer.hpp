@@ -4,6 +4,7 @@
 /// @file
 /// Memory and time of a backend; here of those that run on the host. buffer.cuh has those of CUDA.
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstring>
@@ -20,8 +21,8 @@ class buffer {
 
   [[nodiscard]] void* data() const { return data_.get(); }
   [[nodiscard]] std::size_t size() const { return bytes_; }
-  void write(const void* from) { std::memcpy(data_.get(), from, bytes_); }
-  void read(void* to) const { std::memcpy(to, data_.get(), bytes_); }
+  void write(const void* from) { std::copy_n(static_cast<const std::byte*>(from), bytes_, data_.get()); }
+  void read(void* to) const { std::copy_n(data_.get(), bytes_, static_cast<std::byte*>(to)); }
   /// Every byte 0xff: NaN in all element types, -1 in the integers.
   void poison() { std::memset(data_.get(), 0xff, bytes_); }
 

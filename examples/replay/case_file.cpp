@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <limits>
 
 namespace replay {
 
@@ -76,6 +77,8 @@ tensor load(const st::file& file, const std::string& name) {
                       ", supported: F64, F32, F16, BF16, and for indices I32 (in.) and I64 (out.)");
 }
 
+}  // namespace
+
 double round_to(element type, double value) {
   switch (type) {
     case element::f64:
@@ -90,7 +93,19 @@ double round_to(element type, double value) {
   return value;
 }
 
-}  // namespace
+double largest_finite(element type) {
+  switch (type) {
+    case element::f64:
+      break;
+    case element::f32:
+      return static_cast<double>(std::numeric_limits<float>::max());
+    case element::f16:
+      return 65504;
+    case element::bf16:
+      return 0x1.fep127;
+  }
+  return std::numeric_limits<double>::max();
+}
 
 const char* name_of(element type) {
   const auto found =

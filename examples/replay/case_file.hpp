@@ -16,6 +16,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -47,6 +48,10 @@ const char* name_of(element type);
 
 /// The type of that name, if there is one.
 std::optional<element> element_named(std::string_view name);
+
+/// The value of that type that is nearest.
+double round_to(element type, double value);
+double largest_finite(element type);
 
 /// A tensor's values, row-major. Floating-point values are widened to double, which is exact.
 struct tensor {
@@ -84,8 +89,9 @@ class case_file {
   [[nodiscard]] bool flag(const std::string& parameter, std::optional<bool> otherwise = {}) const;
   /// One of the named values; throws skipped for a name that is not among them.
   template <class Value, std::size_t N>
-  [[nodiscard]] Value choice(const std::string& parameter,
-                             const std::pair<const char*, Value> (&choices)[N]) const {
+  [[nodiscard]] Value choice(const std::string& parameter, const std::pair<const char*, Value> (&choices)[N],
+                             std::type_identity_t<std::optional<Value>> otherwise = {}) const {
+    if (otherwise && !has_parameter(parameter)) return *otherwise;
     for (const auto& [choice_name, value] : choices) {
       if (text(parameter) == choice_name) return value;
     }

@@ -26,13 +26,9 @@
 
 namespace replay {
 
-/// The largest finite value of an element type.
-template <class T>
-inline constexpr double largest_finite = static_cast<double>(std::numeric_limits<T>::max());
-template <>
-inline constexpr double largest_finite<polystate::half> = 65504;
-template <>
-inline constexpr double largest_finite<polystate::bfloat16> = 0x1.fep127;
+/// What an operand's elements are: the call's data type, or the type of its sums and parameters.
+struct data {};
+struct acc {};
 
 /// Owns the memory behind one call's views. Names are those of the case file, "in.x" and "out.y"; `order[i]`
 /// is the file's axis that the operator's index i runs along, so an operator gets strided views wherever the
@@ -40,10 +36,12 @@ inline constexpr double largest_finite<polystate::bfloat16> = 0x1.fep127;
 template <class Exec, class Data>
 class operands {
  public:
-  using data_type = Data;
-  using acc_type = polystate::acc_t<Data>;
   template <int Rank>
   using axes = int[Rank];
+  template <class Kind>
+  using element_t =
+      std::conditional_t<std::is_same_v<Kind, data>, Data,
+                         std::conditional_t<std::is_same_v<Kind, acc>, polystate::acc_t<Data>, Kind>>;
 
   explicit operands(const request& r) : request_(r) {}
 
@@ -51,24 +49,25 @@ class operands {
   [[nodiscard]] const case_file& file() const { return request_.file; }
 
   /// An input that must be in the file.
-  template <class T, int Rank>
-  [[nodiscard]] polystate::tensor_view<const T, Rank> input(const std::string& name,
-                                                            const axes<Rank>& order = identity<Rank>()) {
+  template <class Kind, int Rank>
+  [[nodiscard]] polystate::tensor_view<const element_t<Kind>, Rank> input(
+      const std::string& name, const axes<Rank>& order = identity<Rank>()) {
     const tensor& t = file().at(name);
-    return view<const T, Rank>(name, t, upload<T>(name, t), order);
+    return view<const element_t<Kind>, Rank>(name, t, upload<element_t<Kind>>(name, t), order);
   }
   /// An input that may be missing: the view is then absent.
-  template <class T, int Rank>
-  [[nodiscard]] polystate::tensor_view<const T, Rank> optional_input(
+  template <class Kind, int Rank>
+  [[nodiscard]] polystate::tensor_view<const element_t<Kind>, Rank> optional_input(
       const std::string& name, const axes<Rank>& order = identity<Rank>()) {
     if (file().find(name) == nullptr) return {};
-    return input<T, Rank>(name, order);
+    return input<Kind, Rank>(name, order);
   }
   /// An input that some options need and the others do not read.
-  template <class T, int Rank>
-  [[nodiscard]] polystate::tensor_view<const T, Rank> input_if(bool needed, const std::string& name) {
+  template <class Kind, int Rank>
+  [[nodiscard]] polystate::tensor_view<const element_t<Kind>, Rank> input_if(bool needed,
+                                                                             const std::string& name) {
     if (!needed) return {};
-    return input<T, Rank>(name);
+    return input<Kind, Rank>(name);
   }
   [[nodiscard]] polystate::index_view indices(const std::string& name) {
     return input<std::int32_t, 1>(name);
@@ -78,17 +77,81 @@ class operands {
   }
 
   /// An output with the shape of the file's expected values, poisoned before the call and read back after it.
-  template <class T, int Rank>
-  [[nodiscard]] polystate::tensor_view<T, Rank> output(const std::string& name,
-                                                       const axes<Rank>& order = identity<Rank>()) {
-    return view<T, Rank>(name, file().at(name), result<T>(name).memory.data(), order);
+  template <class Kind, int Rank>
+  [[nodiscard]] polystate::tensor_view<element_t<Kind>, Rank> output(
+      const std::string& name, const axes<Rank>& order = identity<Rank>()) {
+    return view<element_t<Kind>, Rank>(name, file().at(name), result<Kind>(name).memory.data(), order);
   }
   /// An output that is computed only if the file has expected values for it.
-  template <class T, int Rank>
-  [[nodiscard]] polystate::tensor_view<T, Rank> optional_output(const std::string& name,
-                                                                const axes<Rank>& order = identity<Rank>()) {
+  template <class Kind, int Rank>
+  [[nodiscard]] polystate::tensor_view<element_t<Kind>, Rank> optional_output(
+      const std::string& name, const axes<Rank>& order = identity<Rank>()) {
     if (file().find(name) == nullptr) return {};
-    return output<T, Rank>(name, order);
+    return output<Kind, Rank>(name, order);
+  }
+
+  /// An output whose memory is row-major in the order of the operator's indices, where no strides say it.
+  template <class Kind, int Rank>
+  [[nodiscard]] polystate::tensor_view<element_t<Kind>, Rank> reordered_output(const std::string& name,
+                                                                               const axes<Rank>& order) {
+    using T = element_t<Kind>;
+    const tensor& t = file().at(name);
+    const auto in_file_order = view<T, Rank>(name, t, nullptr, order);
+    output_buffer& r = result<Kind>(name);
+    std::int64_t extents[Rank] = {};
+    for (int i = 0; i < Rank; ++i) extents[i] = in_file_order.extent(i);
+    const polystate::tensor_view<element_t<Kind>, Rank> in_memory(static_cast<T*>(r.memory.data()), extents);
+    r.download = [as_stored = r.download, in_file_order](const buffer<Exec>& memory) {
+      tensor stored = as_stored(memory);
+      tensor moved = stored;
+      for_each_offset(in_file_order, [&, next = std::size_t{0}](std::int64_t offset) mutable {
+        moved.values[static_cast<std::size_t>(offset)] = stored.values[next++];
+      });
+      return moved;
+    };
+    return in_memory;
+  }
+
+  /// Memory that the operator reads and writes, with these contents before each call.
+  template <class T>
+  [[nodiscard]] T* updated(const std::vector<T>& contents) {
+    const auto* raw = reinterpret_cast<const std::byte*>(contents.data());
+    updated_.push_back({buffer<Exec>(contents.size() * sizeof(T)), {raw, raw + contents.size() * sizeof(T)}});
+    return static_cast<T*>(updated_.back().memory.data());
+  }
+
+  /// An output that the operator updates in place: before each call, the input's entries along axis 1, which
+  /// may be fewer or, where the input is missing, none.
+  template <class Kind, int Rank>
+  [[nodiscard]] polystate::tensor_view<element_t<Kind>, Rank> grown(const std::string& input_name,
+                                                                    const std::string& output_name) {
+    using T = element_t<Kind>;
+    const tensor& after = file().at(output_name);
+    const auto v = view<T, Rank>(output_name, after, nullptr, identity<Rank>());
+    std::vector<T> contents(after.values.size(), static_cast<T>(std::numeric_limits<double>::quiet_NaN()));
+    if (const tensor* before = file().find(input_name); before != nullptr) {
+      used_.insert(input_name);
+      if (before->is_index) throw wrong_kind(input_name, *before);
+      auto fitting = before->shape;
+      if (fitting.size() == Rank) fitting[1] = std::max(fitting[1], after.shape[1]);
+      if (fitting != after.shape) throw file().fault(input_name, "its shape does not fit " + output_name);
+      const auto block = static_cast<std::size_t>(v.stride(1));
+      const std::size_t from = static_cast<std::size_t>(before->shape[1]) * block;
+      const std::size_t to = static_cast<std::size_t>(after.shape[1]) * block;
+      for (std::size_t i = 0; i < before->values.size(); ++i) {
+        contents[i / from * to + i % from] = static_cast<T>(before->values[i]);
+      }
+    }
+    output_buffer& r = result<Kind>(output_name);
+    const auto* raw = reinterpret_cast<const std::byte*>(contents.data());
+    r.contents.assign(raw, raw + contents.size() * sizeof(T));
+    return view<T, Rank>(output_name, after, r.memory.data(), identity<Rank>());
+  }
+  template <class Kind, int Rank>
+  [[nodiscard]] polystate::tensor_view<element_t<Kind>, Rank> optional_grown(const std::string& input_name,
+                                                                             const std::string& output_name) {
+    if (file().find(output_name) == nullptr) return {};
+    return grown<Kind, Rank>(input_name, output_name);
   }
 
   /// Calls the operator once and keeps its results; then, for the time, as often as the request says.
@@ -121,7 +184,24 @@ class operands {
     buffer<Exec> memory;
     std::function<tensor(const buffer<Exec>&)> download;
     double largest_finite;
+    std::vector<std::byte> contents;  // before each call; none: poison
   };
+  struct updated_buffer {
+    buffer<Exec> memory;
+    std::vector<std::byte> contents;
+  };
+
+  /// f(offset of the element) in the order of the view's indices.
+  template <class T, int Rank, class F>
+  static void for_each_offset(const polystate::tensor_view<T, Rank>& v, F&& f) {
+    std::int64_t index[Rank] = {};
+    for (std::int64_t i = 0, n = v.size(); i < n; ++i) {
+      std::int64_t offset = 0;
+      for (int d = 0; d < Rank; ++d) offset += index[d] * v.stride(d);
+      f(offset);
+      for (int d = Rank - 1; d >= 0 && ++index[d] == v.extent(d); --d) index[d] = 0;
+    }
+  }
 
   template <int Rank>
   static const axes<Rank>& identity() {
@@ -165,28 +245,39 @@ class operands {
     return inputs_.back().data();
   }
 
-  template <class T>
+  template <class Kind>
   output_buffer& result(const std::string& name) {
+    using T = element_t<Kind>;
+    const element rounded_to =
+        std::is_same_v<Kind, data> || request_.type == element::f64 ? request_.type : element::f32;
     const tensor& expected = file().at(name);
     if (expected.is_index != std::is_integral_v<T>) throw wrong_kind(name, expected);
     const std::size_t size = expected.is_index ? expected.indices.size() : expected.values.size();
-    const auto download = [shape = expected.shape, size](const buffer<Exec>& memory) {
+    const auto download = [shape = expected.shape, size, rounded_to](const buffer<Exec>& memory) {
       std::vector<T> values(size);
       memory.read(values.data());
       tensor t{.shape = shape, .is_index = std::is_integral_v<T>, .values = {}, .indices = {}};
       if constexpr (std::is_integral_v<T>) {
         t.indices.assign(values.begin(), values.end());
       } else {
-        for (const T& value : values) t.values.push_back(static_cast<double>(value));
+        // No change where the operator ran in this type itself.
+        for (const T& value : values) t.values.push_back(round_to(rounded_to, static_cast<double>(value)));
       }
       return t;
     };
-    results_.push_back({name, buffer<Exec>(size * sizeof(T)), download, largest_finite<T>});
+    results_.push_back({name, buffer<Exec>(size * sizeof(T)), download, largest_finite(rounded_to), {}});
     return results_.back();
   }
 
   void prepare() {
-    for (auto& r : results_) r.memory.poison();
+    for (auto& r : results_) {
+      if (r.contents.empty()) {
+        r.memory.poison();
+      } else {
+        r.memory.write(r.contents.data());
+      }
+    }
+    for (auto& u : updated_) u.memory.write(u.contents.data());
     wait_for(exec_);
   }
 
@@ -199,6 +290,7 @@ class operands {
   // Views point into the buffers: no container that moves its elements.
   std::deque<buffer<Exec>> inputs_;
   std::deque<output_buffer> results_;
+  std::deque<updated_buffer> updated_;
   std::set<std::string> used_;
   computed result_;
 };
@@ -223,6 +315,15 @@ computed run_on(const request& r, F&& f) {
       return in(std::type_identity<polystate::bfloat16>{});
   }
   throw skipped(std::string(name_of(r.type)) + " is not supported by this backend");
+}
+
+/// The same on the reference, whose arithmetic is double in every type, for operators with so many forms that
+/// each type more costs minutes of compiling: the operands are double, the results are rounded here.
+template <class F>
+computed run_on_reference_in_double(const request& r, F&& f) {
+  operands<polystate::on_reference, double> io(r);
+  f(io);
+  return io.take_result();
 }
 
 }  // namespace replay

@@ -19,6 +19,13 @@ struct row {
 constexpr row rows[] = {
     {"causal_conv1d", "reference", pass::forward, &reference::causal_conv1d},
     {"gated_delta_rule", "reference", pass::forward, &reference::gated_delta_rule},
+    {"log_linear", "reference", pass::forward, &reference::log_linear},
+    {"multi_state", "reference", pass::forward, &reference::multi_state},
+    {"multi_state_read", "reference", pass::forward, &reference::multi_state_read},
+    {"multi_state_step", "reference", pass::forward, &reference::multi_state_step},
+    {"routing", "reference", pass::forward, &reference::routing},
+    {"segment_moments", "reference", pass::forward, &reference::segment_moments},
+    {"ssd", "reference", pass::forward, &reference::ssd},
 #if defined(REPLAY_CUDA)
     {"causal_conv1d", "cuda", pass::forward, &cuda::causal_conv1d},
 #endif

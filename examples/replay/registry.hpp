@@ -12,11 +12,20 @@ namespace replay {
 
 enum class pass { forward, backward };
 
-// One unit each, reference/<operator>.cpp and cuda/<operator>.cu.
+// Defined in reference/<operator>.cpp.
 namespace reference {
 runner causal_conv1d;
 runner gated_delta_rule;
+runner log_linear;
+runner multi_state;
+runner multi_state_read;
+runner multi_state_step;
+runner routing;
+runner segment_moments;
+runner ssd;
 }  // namespace reference
+
+// Defined in cuda/<operator>.cu.
 namespace cuda {
 runner causal_conv1d;
 }

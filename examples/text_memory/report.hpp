@@ -75,8 +75,8 @@ inline void print_weights(const subject& about, const Eigen::VectorXf& weights,
   for (std::size_t i = 0; i < std::min(rows, order.size()); ++i) {
     const bool holds = std::any_of(tokens.begin(), tokens.end(), [&](auto t) { return t / m == order[i]; });
     const std::string bar(static_cast<std::size_t>(weight(order[i]) * width + 0.5F), '#');
-    std::printf("    segment %5zu  %5.3f  %s%s\n", order[i], static_cast<double>(weight(order[i])),
-                bar.c_str(), holds ? " < written here" : "");
+    std::printf("    segment %5zu  %5.3f%s%s%s\n", order[i], static_cast<double>(weight(order[i])),
+                bar.empty() ? "" : "  ", bar.c_str(), holds ? " < written here" : "");
   }
   const std::size_t begin = order[0] * m;
   std::printf("    segment %zu says:\n", order[0]);

@@ -164,12 +164,10 @@ template <class Data>
 template <class Data>
 [[nodiscard]] status try_causal_conv1d(const on_cuda& exec, const causal_conv1d_args<Data>& args);
 template <class Data>
-[[nodiscard]] status try_causal_conv1d_backward(const on_reference& exec,
-                                                const causal_conv1d_args<Data>& args,
+[[nodiscard]] status try_causal_conv1d_backward(const on_reference& exec, const causal_conv1d_args<Data>& args,
                                                 const causal_conv1d_grads<Data>& grads);
 template <class Data>
-[[nodiscard]] status try_causal_conv1d_step(const on_reference& exec,
-                                            const causal_conv1d_step_args<Data>& args);
+[[nodiscard]] status try_causal_conv1d_step(const on_reference& exec, const causal_conv1d_step_args<Data>& args);
 template <class Data>
 [[nodiscard]] status try_causal_conv1d_step(const on_cuda& exec, const causal_conv1d_step_args<Data>& args);
 

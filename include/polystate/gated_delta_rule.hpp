@@ -39,18 +39,17 @@ struct gated_delta_rule_limits {
 /// are used as given. Source: Yang et al. 2024 (arXiv:2412.06464), equation 10.
 template <class Data, class Rule = rule::gated_delta, class State = acc_t<Data>>
 struct gated_delta_rule_args {
-  tensor_view<const Data, 4> q;              ///< (B, T, HK, dk)
-  tensor_view<const Data, 4> k;              ///< (B, T, HK, dk)
-  tensor_view<const Data, 4> v;              ///< (B, T, HV, dv), HV a multiple of HK
-  tensor_view<const acc_t<Data>, 3> g{};     ///< (B, T, HV), log alpha, -inf allowed; rules with a decay only
-  tensor_view<const acc_t<Data>, 3> beta{};  ///< (B, T, HV); rules with beta only
+  tensor_view<const Data, 4> q;                 ///< (B, T, HK, dk)
+  tensor_view<const Data, 4> k;                 ///< (B, T, HK, dk)
+  tensor_view<const Data, 4> v;                 ///< (B, T, HV, dv), HV a multiple of HK
+  tensor_view<const acc_t<Data>, 3> g{};        ///< (B, T, HV), log alpha, -inf allowed; rules with a decay only
+  tensor_view<const acc_t<Data>, 3> beta{};     ///< (B, T, HV); rules with beta only
   tensor_view<const State, 4> initial_state{};  ///< (S, HV, dv, dk), optional: absent means 0
   index_view cu_seqlens{};                      ///< (S+1), optional: packed sequences of one batch entry
   tensor_view<Data, 4> o;                       ///< (B, T, HV, dv), out; must not overlap an input
-  tensor_view<State, 4> final_state{};  ///< (S, HV, dv, dk), optional, out; may be initial_state itself
-  double scale = 1;                     ///< of the read-out, often 1/sqrt(dk)
-  bool qk_l2norm =
-      false;  ///< q and k are divided by sqrt(sum of squares + l2norm_eps) first; zero rows stay zero
+  tensor_view<State, 4> final_state{};          ///< (S, HV, dv, dk), optional, out; may be initial_state itself
+  double scale = 1;                             ///< of the read-out, often 1/sqrt(dk)
+  bool qk_l2norm = false;  ///< q and k are divided by sqrt(sum of squares + l2norm_eps) first; zero rows stay zero
   double l2norm_eps = 1e-6;
 };
 
@@ -58,17 +57,16 @@ struct gated_delta_rule_args {
 /// slots.
 template <class Data, class Rule = rule::gated_delta, class State = acc_t<Data>>
 struct gated_delta_rule_step_args {
-  tensor_view<const Data, 4> q;              ///< (B, T, HK, dk), T at most 8
-  tensor_view<const Data, 4> k;              ///< (B, T, HK, dk)
-  tensor_view<const Data, 4> v;              ///< (B, T, HV, dv)
-  tensor_view<const acc_t<Data>, 3> g{};     ///< (B, T, HV)
-  tensor_view<const acc_t<Data>, 3> beta{};  ///< (B, T, HV)
-  index_view read_indices{};                 ///< (B), optional: slots read, -1 is padding; absent: slot b
-  index_view write_indices{};                ///< (B), optional: slots written; absent: the slots read
-  tensor_view<State, 4> state;               ///< (slots, HV, dv, dk), updated in place
-  tensor_view<Data, 4> o;                    ///< (B, T, HV, dv), out; zero for padding rows
-  tensor_view<State, 5>
-      intermediate_states{};  ///< (B, T, HV, dv, dk), optional, out: the state after each token
+  tensor_view<const Data, 4> q;                 ///< (B, T, HK, dk), T at most 8
+  tensor_view<const Data, 4> k;                 ///< (B, T, HK, dk)
+  tensor_view<const Data, 4> v;                 ///< (B, T, HV, dv)
+  tensor_view<const acc_t<Data>, 3> g{};        ///< (B, T, HV)
+  tensor_view<const acc_t<Data>, 3> beta{};     ///< (B, T, HV)
+  index_view read_indices{};                    ///< (B), optional: slots read, -1 is padding; absent: slot b
+  index_view write_indices{};                   ///< (B), optional: slots written; absent: the slots read
+  tensor_view<State, 4> state;                  ///< (slots, HV, dv, dk), updated in place
+  tensor_view<Data, 4> o;                       ///< (B, T, HV, dv), out; zero for padding rows
+  tensor_view<State, 5> intermediate_states{};  ///< (B, T, HV, dv, dk), optional, out: the state after each token
   double scale = 1;
   bool qk_l2norm = false;
   double l2norm_eps = 1e-6;
@@ -83,15 +81,14 @@ struct gated_delta_rule_grads {
   tensor_view<Data, 4> d_q{};                   ///< (B, T, HK, dk), out, of the raw q
   tensor_view<Data, 4> d_k{};                   ///< (B, T, HK, dk), out, of the raw k
   tensor_view<Data, 4> d_v{};                   ///< (B, T, HV, dv), out
-  tensor_view<acc_t<Data>, 3> d_g{};        ///< (B, T, HV), out; rules with a decay only; 0 where g = -inf
-  tensor_view<acc_t<Data>, 3> d_beta{};     ///< (B, T, HV), out; rules with beta only
-  tensor_view<State, 4> d_initial_state{};  ///< (S, HV, dv, dk), out; also where args.initial_state is absent
+  tensor_view<acc_t<Data>, 3> d_g{};            ///< (B, T, HV), out; rules with a decay only; 0 where g = -inf
+  tensor_view<acc_t<Data>, 3> d_beta{};         ///< (B, T, HV), out; rules with beta only
+  tensor_view<State, 4> d_initial_state{};      ///< (S, HV, dv, dk), out; also where args.initial_state is absent
 };
 
 /// The gradients of the recurrence's operands.
 template <class Data, class Rule, class State>
-[[nodiscard]] operand_grads<Data, Rule> operand_grads_of(
-    const gated_delta_rule_grads<Data, Rule, State>& grads) {
+[[nodiscard]] operand_grads<Data, Rule> operand_grads_of(const gated_delta_rule_grads<Data, Rule, State>& grads) {
   return {.d_q = grads.d_q, .d_k = grads.d_k, .d_v = grads.d_v, .d_g = grads.d_g, .d_beta = grads.d_beta};
 }
 
@@ -134,8 +131,7 @@ void check_grads(argument_checks& c, const operands<Data, Rule>&, const operand_
       .optional("d_k", grads.d_k, {"B", "T", "HK", "dk"})
       .optional("d_v", grads.d_v, {"B", "T", "HV", "dv"})
       .optional_if(Rule::has_decay, "d_g", grads.d_g, {"B", "T", "HV"}, "rule " + rule_name + " has no decay")
-      .optional_if(Rule::has_beta, "d_beta", grads.d_beta, {"B", "T", "HV"},
-                   "rule " + rule_name + " has no beta");
+      .optional_if(Rule::has_beta, "d_beta", grads.d_beta, {"B", "T", "HV"}, "rule " + rule_name + " has no beta");
 }
 
 /// Checks the query side alone and binds "B", "T", "HK", "dk".
@@ -169,8 +165,8 @@ void check_dims(argument_checks& c) {
   static_assert(Dims::size == 0 || Dims::size == 2, "dims<> or dims<dk, dv>");
   if constexpr (Dims::size == 2) {
     c.expect(c.size("dk") == Dims::values[0] && c.size("dv") == Dims::values[1], error_code::unsupported, "q",
-             "dk, dv = " + std::to_string(c.size("dk")) + ", " + std::to_string(c.size("dv")) +
-                 ", supported: dims<" + Dims::text() + "> only");
+             "dk, dv = " + std::to_string(c.size("dk")) + ", " + std::to_string(c.size("dv")) + ", supported: dims<" +
+                 Dims::text() + "> only");
   }
 }
 
@@ -234,8 +230,8 @@ template <class Data, class Rule, class State>
 }
 template <class Data, class Rule, class State>
 [[nodiscard]] status check_contents(const gated_delta_rule_step_args<Data, Rule, State>& args) {
-  return check_pool_indices("gated_delta_rule_step", args.q.extent(0), args.state.extent(0),
-                            args.read_indices, args.write_indices);
+  return check_pool_indices("gated_delta_rule_step", args.q.extent(0), args.state.extent(0), args.read_indices,
+                            args.write_indices);
 }
 
 /// What gated_delta_rule() does, with a status for an exception. Defined in

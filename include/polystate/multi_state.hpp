@@ -57,8 +57,7 @@ struct multi_state_args {
 
   operands<Data, Rule> in;
   Separation separation{};
-  key_moments<Data>
-      moments{};  ///< the only place of k'; without shared_kq, needed where the router reads moments
+  key_moments<Data> moments{};  ///< the only place of k'; without shared_kq, needed where the router reads moments
   Router router{};
   index_view cu_seqlens{};              ///< (S+1), optional: packed sequences of one batch entry
   tensor_view<Data, 4> o;               ///< (B, T, H, dv), out; must not overlap an input
@@ -66,8 +65,7 @@ struct multi_state_args {
   tensor_view<State, 5> S{};            ///< (B, L, H, dv, dk), optional, out: the bank, at each segment's end
   tensor_view<acc_t<Data>, 4> mu{};     ///< (B, L, HR, dr), optional, out
   tensor_view<acc_t<Data>, 5> Sigma{};  ///< (B, L, HR, dr, dr), optional, out
-  bool shared_kq =
-      false;  ///< q' = u = q and k' = k as the state uses them, HR = HK: no moments.k, no router.q or u
+  bool shared_kq = false;  ///< q' = u = q and k' = k as the state uses them, HR = HK: no moments.k, no router.q or u
   std::int64_t max_visible = 0;  ///< 0: all
 };
 
@@ -78,18 +76,15 @@ struct multi_state_args {
 template <class Data, class Rule, class Separation, class Router, class State = acc_t<Data>>
 struct multi_state_step_args {
   static_assert(legal_axes<Data, Separation, Router>::value);
-  static_assert(
-      !std::is_same_v<Separation, separation::boundaries>,
-      "separation::boundaries has no step: use uniform, and state_bank::close() to end a segment by hand");
+  static_assert(!std::is_same_v<Separation, separation::boundaries>,
+                "separation::boundaries has no step: use uniform, and state_bank::close() to end a segment by hand");
 
   operands<Data, Rule> in;  ///< T tokens a sequence, any T
   Separation separation{};
   key_moments<Data> moments{};  ///< moments.k, without shared_kq, where the bank keeps moments; divide_by m
   Router router{};
-  bank_view<Data, State>
-      bank;  ///< counters say where each sequence is; room for the segments that the tokens open
-  tensor_view<Data, 4>
-      o{};  ///< (B, T, H, dv), optional, out: absent, the tokens are only written into the bank
+  bank_view<Data, State> bank;   ///< counters say where each sequence is; room for the segments that the tokens open
+  tensor_view<Data, 4> o{};      ///< (B, T, H, dv), optional, out: absent, the tokens are only written into the bank
   bool shared_kq = false;        ///< as in multi_state_args
   std::int64_t max_visible = 0;  ///< 0: all
 };
@@ -99,18 +94,16 @@ struct multi_state_step_args {
 /// the current one.
 template <class Data, class Rule, class Router, class State = acc_t<Data>>
 struct multi_state_read_args {
-  static_assert(
-      !std::is_same_v<Router, router::none>,
-      "a read weighs the entries of a bank: with a single entry, router::uniform gives it weight 1");
+  static_assert(!std::is_same_v<Router, router::none>,
+                "a read weighs the entries of a bank: with a single entry, router::uniform gives it weight 1");
 
   query_operands<Data, Rule> in;
   bank_view<Data, const State> bank;  ///< mu and Sigma where the router reads them, used as given
   Router router{};
-  tensor_view<Data, 4> o;  ///< (B, T, H, dv), out
-  tensor_view<acc_t<Data>, 4>
-      lam{};                ///< (B, T, H, capacity), optional, out; 0 for entries that are not visible
-  bool shared_kq = false;   ///< q' = u = the query
-  bool qkp_l2norm = false;  ///< q' (not u) is divided by sqrt(sum of squares + l2norm_eps) first
+  tensor_view<Data, 4> o;             ///< (B, T, H, dv), out
+  tensor_view<acc_t<Data>, 4> lam{};  ///< (B, T, H, capacity), optional, out; 0 for entries that are not visible
+  bool shared_kq = false;             ///< q' = u = the query
+  bool qkp_l2norm = false;            ///< q' (not u) is divided by sqrt(sum of squares + l2norm_eps) first
   double l2norm_eps = 1e-6;
   std::int64_t max_visible = 0;  ///< 0: all
 };
@@ -164,14 +157,11 @@ void check_layer(argument_checks& c, const Args& args, bool keeps_moments, bool 
   } else {
     check_no_moments(c, args.moments, "there is no moments.k");
   }
-  check_router(c, args.router, args.shared_kq,
-               whole_sequence && !c.failed() ? args.separation.count(c.size("T")) : 0);
+  check_router(c, args.router, args.shared_kq, whole_sequence && !c.failed() ? args.separation.count(c.size("T")) : 0);
   if constexpr (std::is_same_v<Separation, separation::fenwick>) {
-    c.expect(
-        args.router.position_norm == position_norm::none &&
-            args.router.position_index == position_index::absolute,
-        error_code::value, "router.position_norm",
-        "or position_index not as fenwick needs, supported: none and absolute, weights by level as given");
+    c.expect(args.router.position_norm == position_norm::none && args.router.position_index == position_index::absolute,
+             error_code::value, "router.position_norm",
+             "or position_index not as fenwick needs, supported: none and absolute, weights by level as given");
   }
   c.expect(args.max_visible >= 0, error_code::value, "max_visible",
            std::to_string(args.max_visible) + ", supported: at least 0")
@@ -221,8 +211,7 @@ template <class Dims = dims<>, class Data, class Rule, class Separation, class R
   argument_checks c("multi_state_backward");
   check_inputs<Dims>(c, args, grads.d_mu || grads.d_Sigma);
   c.optional("d_o", grads.d_o, {"B", "T", "H", "dv"})
-      .optional_if(!args.cu_seqlens, "d_lam", grads.d_lam, {"B", "T", "H", "L"},
-                   "packed sequences have no lam")
+      .optional_if(!args.cu_seqlens, "d_lam", grads.d_lam, {"B", "T", "H", "L"}, "packed sequences have no lam")
       .optional("d_S", grads.d_S, {"B", "L", "H", "dv", "dk"})
       .optional("d_mu", grads.d_mu, {"B", "L", "HR", "dr"})
       .optional("d_Sigma", grads.d_Sigma, {"B", "L", "HR", "dr", "dr"});
@@ -239,8 +228,7 @@ template <class Dims = dims<>, class Data, class Rule, class Separation, class R
   check_separation(c, args.separation, {});
   check_layer<Dims>(c, args, args.bank.mu || args.bank.Sigma, false);
   c.required("bank.S", args.bank.S, {"B", "capacity", "H", "dv", "dk"})
-      .required_if(Router::reads_moments || args.bank.mu, "bank.mu", args.bank.mu,
-                   {"B", "capacity", "HR", "dr"}, "")
+      .required_if(Router::reads_moments || args.bank.mu, "bank.mu", args.bank.mu, {"B", "capacity", "HR", "dr"}, "")
       .required_if(Router::reads_Sigma || args.bank.Sigma, "bank.Sigma", args.bank.Sigma,
                    {"B", "capacity", "HR", "dr", "dr"}, "")
       .required("bank.counters", args.bank.counters, {"B"})
@@ -287,8 +275,7 @@ template <class Dims = dims<>, class Data, class Rule, class Router, class State
                            const multi_state_read_grads<Data, Rule, Router>& grads) {
   argument_checks c("multi_state_read_backward");
   check_inputs<Dims>(c, args);
-  c.optional("d_o", grads.d_o, {"B", "T", "H", "dv"})
-      .optional("d_lam", grads.d_lam, {"B", "T", "H", "capacity"});
+  c.optional("d_o", grads.d_o, {"B", "T", "H", "dv"}).optional("d_lam", grads.d_lam, {"B", "T", "H", "capacity"});
   check_query_grads(c, grads.in);
   check_router_grads(c, grads.router, args.shared_kq);
   return c.result();
@@ -300,29 +287,29 @@ template <class Dims = dims<>, class Data, class Rule, class Separation, class R
 [[nodiscard]] status try_multi_state(const on_reference& exec,
                                      const multi_state_args<Data, Rule, Separation, Router, State>& args);
 template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
-[[nodiscard]] status try_multi_state_step(
-    const on_reference& exec, const multi_state_step_args<Data, Rule, Separation, Router, State>& args);
+[[nodiscard]] status try_multi_state_step(const on_reference& exec,
+                                          const multi_state_step_args<Data, Rule, Separation, Router, State>& args);
 template <class Dims = dims<>, class Data, class Rule, class Router, class State>
 [[nodiscard]] status try_multi_state_read(const on_reference& exec,
                                           const multi_state_read_args<Data, Rule, Router, State>& args);
 
 template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
-[[nodiscard]] status try_multi_state_backward(
-    const on_reference& exec, const multi_state_args<Data, Rule, Separation, Router, State>& args,
-    const multi_state_grads<Data, Rule, Router, State>& grads);
+[[nodiscard]] status try_multi_state_backward(const on_reference& exec,
+                                              const multi_state_args<Data, Rule, Separation, Router, State>& args,
+                                              const multi_state_grads<Data, Rule, Router, State>& grads);
 template <class Dims = dims<>, class Data, class Rule, class Router, class State>
-[[nodiscard]] status try_multi_state_read_backward(
-    const on_reference& exec, const multi_state_read_args<Data, Rule, Router, State>& args,
-    const multi_state_read_grads<Data, Rule, Router>& grads);
+[[nodiscard]] status try_multi_state_read_backward(const on_reference& exec,
+                                                   const multi_state_read_args<Data, Rule, Router, State>& args,
+                                                   const multi_state_read_grads<Data, Rule, Router>& grads);
 
-/// Computes o and, if given, the weights and the bank. T = 0: no segment, nothing is written.
+/// Computes o and, if given, the weights and the bank. T = 0: no segment; fenwick's levels, if asked for, are
+/// 0.
 ///
 /// reference: serial, the definition above as written, in compute_t<Data>; any scalar type.
 ///
 /// Throws argument_error when check() fails, or when kept raw position weights sum to 0, before any write.
 /// Deterministic. Thread-safe. A NaN stays in its sequence and in the heads that read it.
-template <class Dims = dims<>, class Exec, class Data, class Rule, class Separation, class Router,
-          class State>
+template <class Dims = dims<>, class Exec, class Data, class Rule, class Separation, class Router, class State>
 void multi_state(const Exec& exec, const multi_state_args<Data, Rule, Separation, Router, State>& args) {
   raise_on_error(try_multi_state<Dims>(exec, args));
 }
@@ -330,10 +317,8 @@ void multi_state(const Exec& exec, const multi_state_args<Data, Rule, Separation
 /// Writes T tokens into the bank and, if asked, reads each behind itself: stepping through the tail of a
 /// sequence equals the full run. Refuses a bank without room for the segments that the tokens open.
 /// Guarantees as multi_state().
-template <class Dims = dims<>, class Exec, class Data, class Rule, class Separation, class Router,
-          class State>
-void multi_state_step(const Exec& exec,
-                      const multi_state_step_args<Data, Rule, Separation, Router, State>& args) {
+template <class Dims = dims<>, class Exec, class Data, class Rule, class Separation, class Router, class State>
+void multi_state_step(const Exec& exec, const multi_state_step_args<Data, Rule, Separation, Router, State>& args) {
   raise_on_error(try_multi_state_step<Dims>(exec, args));
 }
 
@@ -352,10 +337,8 @@ void multi_state_read(const Exec& exec, const multi_state_read_args<Data, Rule, 
 /// banks), beside the gradients themselves.
 ///
 /// Throws and guarantees as multi_state().
-template <class Dims = dims<>, class Exec, class Data, class Rule, class Separation, class Router,
-          class State>
-void multi_state_backward(const Exec& exec,
-                          const multi_state_args<Data, Rule, Separation, Router, State>& args,
+template <class Dims = dims<>, class Exec, class Data, class Rule, class Separation, class Router, class State>
+void multi_state_backward(const Exec& exec, const multi_state_args<Data, Rule, Separation, Router, State>& args,
                           const multi_state_grads<Data, Rule, Router, State>& grads) {
   raise_on_error(try_multi_state_backward<Dims>(exec, args, grads));
 }

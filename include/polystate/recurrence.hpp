@@ -57,9 +57,8 @@ struct ssd {
 
 /// The rules of gated_delta_rule(): those with q, k, v.
 template <class Rule>
-inline constexpr bool is_delta_family =
-    std::is_same_v<Rule, rule::linear> || std::is_same_v<Rule, rule::gated> ||
-    std::is_same_v<Rule, rule::delta> || std::is_same_v<Rule, rule::gated_delta>;
+inline constexpr bool is_delta_family = std::is_same_v<Rule, rule::linear> || std::is_same_v<Rule, rule::gated> ||
+                                        std::is_same_v<Rule, rule::delta> || std::is_same_v<Rule, rule::gated_delta>;
 
 /// What a recurrence reads from each token. B batch entries, T tokens, HV heads, HK key heads (HV a multiple
 /// of HK, consecutive heads share a key head).
@@ -73,7 +72,7 @@ struct operands {
   tensor_view<const acc_t<Data>, 3> g{};     ///< (B, T, HV), log alpha, -inf allowed; rules with a decay only
   tensor_view<const acc_t<Data>, 3> beta{};  ///< (B, T, HV), meant to be in [0, 2]; rules with beta only
   double scale = 1;                          ///< of the read-out, often 1/sqrt(dk)
-  bool qk_l2norm = false;  ///< q and k are divided by sqrt(sum of squares + l2norm_eps) first
+  bool qk_l2norm = false;                    ///< q and k are divided by sqrt(sum of squares + l2norm_eps) first
   double l2norm_eps = 1e-6;
 };
 
@@ -81,14 +80,13 @@ struct operands {
 /// The step length is d = clamp(softplus(dt + dt_bias), dt_min, dt_max), softplus only with dt_softplus.
 template <class Data>
 struct operands<Data, rule::ssd> {
-  tensor_view<const Data, 4> x;         ///< (B, T, H, P)
-  tensor_view<const Data, 3> dt;        ///< (B, T, H)
-  tensor_view<const acc_t<Data>, 1> A;  ///< (H), used as given (already negative)
-  tensor_view<const Data, 4> B;         ///< (B, T, G, N)
-  tensor_view<const Data, 4> C;         ///< (B, T, G, N)
-  tensor_view<const acc_t<Data>, 2>
-      D{};                         ///< (H, P), optional: absent means 0; one number a head: stride 0 along P
-  tensor_view<const Data, 4> z{};  ///< (B, T, H, P), optional: absent means no gate
+  tensor_view<const Data, 4> x;           ///< (B, T, H, P)
+  tensor_view<const Data, 3> dt;          ///< (B, T, H)
+  tensor_view<const acc_t<Data>, 1> A;    ///< (H), used as given (already negative)
+  tensor_view<const Data, 4> B;           ///< (B, T, G, N)
+  tensor_view<const Data, 4> C;           ///< (B, T, G, N)
+  tensor_view<const acc_t<Data>, 2> D{};  ///< (H, P), optional: absent means 0; one number a head: stride 0 along P
+  tensor_view<const Data, 4> z{};         ///< (B, T, H, P), optional: absent means no gate
   tensor_view<const acc_t<Data>, 1> dt_bias{};  ///< (H), optional: absent means 0
   bool dt_softplus = false;
   double dt_min = -std::numeric_limits<double>::infinity();

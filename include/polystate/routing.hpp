@@ -60,8 +60,7 @@ struct position {
   static constexpr bool reads_Sigma = false;
   static constexpr bool normalizes_query = false;
 
-  tensor_view<const acc_t<Data>, 4>
-      weights;  ///< (B, T, H, A), A at least the number of segments; others unused
+  tensor_view<const acc_t<Data>, 4> weights;  ///< (B, T, H, A), A at least the number of segments; others unused
   polystate::position_index position_index = polystate::position_index::age;
   polystate::position_norm position_norm = polystate::position_norm::softmax;
 };
@@ -199,29 +198,23 @@ void check_router_grads(argument_checks& c, const router_grads<router::position<
   c.optional("router.d_weights", grads.d_weights, {"B", "T", "H", "A"});
 }
 template <class Data>
-void check_router_grads(argument_checks& c, const router_grads<router::meanpool<Data>>& grads,
-                        bool shared_kq) {
-  c.optional_if(!shared_kq, "router.d_u", grads.d_u, {"B", "T", "HR", "dr"},
-                "shared_kq adds it to the query's");
+void check_router_grads(argument_checks& c, const router_grads<router::meanpool<Data>>& grads, bool shared_kq) {
+  c.optional_if(!shared_kq, "router.d_u", grads.d_u, {"B", "T", "HR", "dr"}, "shared_kq adds it to the query's");
 }
 template <class Data>
 void check_router_grads(argument_checks& c, const router_grads<router::merlin<Data>>& grads, bool shared_kq) {
-  c.optional_if(!shared_kq, "router.d_q", grads.d_q, {"B", "T", "HR", "dr"},
-                "shared_kq adds it to the query's")
+  c.optional_if(!shared_kq, "router.d_q", grads.d_q, {"B", "T", "HR", "dr"}, "shared_kq adds it to the query's")
       .optional("router.d_gamma", grads.d_gamma, {"B", "T", "H"})
       .optional("router.d_tau_mu", grads.d_tau_mu, {"H"})
       .optional("router.d_tau_sigma", grads.d_tau_sigma, {"H"});
 }
 template <class Data>
-void check_router_grads(argument_checks& c, const router_grads<router::cumulant<Data>>& grads,
-                        bool shared_kq) {
-  c.optional_if(!shared_kq, "router.d_q", grads.d_q, {"B", "T", "HR", "dr"},
-                "shared_kq adds it to the query's")
+void check_router_grads(argument_checks& c, const router_grads<router::cumulant<Data>>& grads, bool shared_kq) {
+  c.optional_if(!shared_kq, "router.d_q", grads.d_q, {"B", "T", "HR", "dr"}, "shared_kq adds it to the query's")
       .optional("router.d_delta", grads.d_delta, {"H"});
 }
 template <class Router>
-void check_router_grads(argument_checks& c, const router_grads<router::top_k<Router>>& grads,
-                        bool shared_kq) {
+void check_router_grads(argument_checks& c, const router_grads<router::top_k<Router>>& grads, bool shared_kq) {
   check_router_grads(c, grads.of, shared_kq);
 }
 
@@ -231,8 +224,7 @@ void check_router_grads(argument_checks& c, const router_grads<router::top_k<Rou
 /// with second-order routing), Algorithm 1.
 template <class Data, class Separation, class Router>
 struct routing_args {
-  static_assert(std::is_same_v<Separation, separation::uniform> ||
-                    std::is_same_v<Separation, separation::boundaries>,
+  static_assert(std::is_same_v<Separation, separation::uniform> || std::is_same_v<Separation, separation::boundaries>,
                 "routing needs segments: separation::uniform or separation::boundaries");
   static_assert(!std::is_same_v<Router, router::none>, "router::none has no weights to compute");
 
@@ -255,8 +247,8 @@ struct routing_grads {
 
 /// Checks the inputs, which forward and backward share, against the weights' shape: that of lam or of d_lam.
 template <class Data, class Separation, class Router, class Weight>
-void check_inputs(argument_checks& c, const routing_args<Data, Separation, Router>& args,
-                  const char* lam_name, const tensor_view<Weight, 4>& lam) {
+void check_inputs(argument_checks& c, const routing_args<Data, Separation, Router>& args, const char* lam_name,
+                  const tensor_view<Weight, 4>& lam) {
   c.required(lam_name, lam, {"B", "T", "H", "L"});
   check_separation(c, args.separation, {});
   if constexpr (Router::reads_moments) {
@@ -266,9 +258,8 @@ void check_inputs(argument_checks& c, const routing_args<Data, Separation, Route
     check_no_moments(c, args.moments, std::string("router ") + Router::name + " does not use it");
   }
   const std::int64_t L = c.failed() ? 0 : args.separation.count(c.size("T"));
-  c.expect(
-      c.size("L") == L, error_code::shape, lam_name,
-      "L = " + std::to_string(c.size("L")) + ", supported: the number of segments, " + std::to_string(L));
+  c.expect(c.size("L") == L, error_code::shape, lam_name,
+           "L = " + std::to_string(c.size("L")) + ", supported: the number of segments, " + std::to_string(L));
   check_router(c, args.router, false, L);
   c.expect(args.max_visible >= 0, error_code::value, "max_visible",
            std::to_string(args.max_visible) + ", supported: at least 0");
@@ -299,12 +290,10 @@ template <class Data, class Separation, class Router>
 /// What routing() does, with a status for an exception. Defined in polystate/reference/routing.hpp: include
 /// it, or the linker will miss it.
 template <class Data, class Separation, class Router>
-[[nodiscard]] status try_routing(const on_reference& exec,
-                                 const routing_args<Data, Separation, Router>& args);
+[[nodiscard]] status try_routing(const on_reference& exec, const routing_args<Data, Separation, Router>& args);
 
 template <class Data, class Separation, class Router>
-[[nodiscard]] status try_routing_backward(const on_reference& exec,
-                                          const routing_args<Data, Separation, Router>& args,
+[[nodiscard]] status try_routing_backward(const on_reference& exec, const routing_args<Data, Separation, Router>& args,
                                           const routing_grads<Data, Router>& grads);
 
 /// Computes lam and, if given, the scores.

@@ -34,8 +34,7 @@ struct key_moments {
   tensor_view<const acc_t<Data>, 3> beta{};  ///< (B, T, HR); decay_write and delta only
   polystate::moment_rule moment_rule = polystate::moment_rule::plain;
   polystate::divide_by divide_by = polystate::divide_by::m;  ///< count: plain only
-  bool qkp_l2norm =
-      false;  ///< k', and the router's q', are divided by sqrt(sum of squares + l2norm_eps) first
+  bool qkp_l2norm = false;  ///< k', and the router's q', are divided by sqrt(sum of squares + l2norm_eps) first
   double l2norm_eps = 1e-6;
 };
 
@@ -52,14 +51,13 @@ struct key_moments {
 /// and delta are readings of its "write-forget" ablation.
 template <class Data, class Separation = separation::uniform>
 struct segment_moments_args {
-  static_assert(std::is_same_v<Separation, separation::uniform> ||
-                    std::is_same_v<Separation, separation::boundaries>,
+  static_assert(std::is_same_v<Separation, separation::uniform> || std::is_same_v<Separation, separation::boundaries>,
                 "segment moments need segments: separation::uniform or separation::boundaries");
 
   key_moments<Data> moments;
   Separation separation;
-  index_view cu_seqlens{};           ///< (S+1), optional: packed sequences of one batch entry; uniform only
-  tensor_view<acc_t<Data>, 4> mu{};  ///< (B, L, HR, dr), optional, out
+  index_view cu_seqlens{};              ///< (S+1), optional: packed sequences of one batch entry; uniform only
+  tensor_view<acc_t<Data>, 4> mu{};     ///< (B, L, HR, dr), optional, out
   tensor_view<acc_t<Data>, 5> Sigma{};  ///< (B, L, HR, dr, dr), optional, out
 };
 
@@ -71,8 +69,7 @@ void check_moment_rule(argument_checks& c, const key_moments<Data>& moments) {
       .required_if(gated, "moments.beta", moments.beta, {"B", "T", "HR"}, "moment_rule plain has no beta")
       .expect(!gated || moments.divide_by == divide_by::m, error_code::value, "moments.divide_by",
               "count, supported with this moment_rule: m")
-      .expect(moments.l2norm_eps >= 0, error_code::value, "moments.l2norm_eps",
-              "negative, supported: at least 0");
+      .expect(moments.l2norm_eps >= 0, error_code::value, "moments.l2norm_eps", "negative, supported: at least 0");
 }
 
 /// Checks the routing keys, given, and binds "B", "T", "HR", "dr".
@@ -85,9 +82,7 @@ void check_moments(argument_checks& c, const key_moments<Data>& moments) {
 /// Checks that no operand of the moments is given where none are kept.
 template <class Data>
 void check_no_moments(argument_checks& c, const key_moments<Data>& moments, const std::string& why) {
-  c.absent("moments.k", moments.k, why)
-      .absent("moments.g", moments.g, why)
-      .absent("moments.beta", moments.beta, why);
+  c.absent("moments.k", moments.k, why).absent("moments.g", moments.g, why).absent("moments.beta", moments.beta, why);
 }
 
 /// Gradients of the routing keys and their gates. All may be absent, which means not wanted; they are
@@ -101,12 +96,9 @@ struct key_moment_grads {
 
 /// Checks the gradients of routing keys, whose sizes are bound where the keys are given.
 template <class Data>
-void check_moment_grads(argument_checks& c, const key_moments<Data>& moments,
-                        const key_moment_grads<Data>& grads) {
-  c.optional_if(static_cast<bool>(moments.k), "moments.d_k", grads.d_k, {"B", "T", "HR", "dr"},
-                "moments.k is not")
-      .optional_if(static_cast<bool>(moments.g), "moments.d_g", grads.d_g, {"B", "T", "HR"},
-                   "moments.g is not")
+void check_moment_grads(argument_checks& c, const key_moments<Data>& moments, const key_moment_grads<Data>& grads) {
+  c.optional_if(static_cast<bool>(moments.k), "moments.d_k", grads.d_k, {"B", "T", "HR", "dr"}, "moments.k is not")
+      .optional_if(static_cast<bool>(moments.g), "moments.d_g", grads.d_g, {"B", "T", "HR"}, "moments.g is not")
       .optional_if(static_cast<bool>(moments.beta), "moments.d_beta", grads.d_beta, {"B", "T", "HR"},
                    "moments.beta is not");
 }
@@ -169,8 +161,8 @@ template <class Data, class Separation>
 /// The contents of the index operands, and that moments over packed sequences have an entry for each segment.
 template <class Data, class Separation, class Moment>
 [[nodiscard]] status check_contents(const char* op, const segment_moments_args<Data, Separation>& args,
-                                    const char* mu_name, const tensor_view<Moment, 4>& mu,
-                                    const char* Sigma_name, const tensor_view<Moment, 5>& Sigma) {
+                                    const char* mu_name, const tensor_view<Moment, 4>& mu, const char* Sigma_name,
+                                    const tensor_view<Moment, 5>& Sigma) {
   const std::int64_t T = args.moments.k.extent(1);
   if (status s = check_cu_seqlens(op, args.cu_seqlens, T); !s.ok()) return s;
   if (status s = check_contents(op, args.separation, T); !s.ok()) return s;
@@ -197,8 +189,7 @@ template <class Data, class Separation>
 /// What segment_moments() does, with a status for an exception. Defined in
 /// polystate/reference/segment_moments.hpp: include it, or the linker will miss it.
 template <class Data, class Separation>
-[[nodiscard]] status try_segment_moments(const on_reference& exec,
-                                         const segment_moments_args<Data, Separation>& args);
+[[nodiscard]] status try_segment_moments(const on_reference& exec, const segment_moments_args<Data, Separation>& args);
 
 template <class Data, class Separation>
 [[nodiscard]] status try_segment_moments_backward(const on_reference& exec,

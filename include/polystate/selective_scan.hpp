@@ -61,11 +61,11 @@ struct selective_scan_step_args {
   tensor_view<const acc_t<Data>, 1> D{};           ///< (D), optional
   tensor_view<const Data, 3> z{};                  ///< (B, T, D), optional
   tensor_view<const acc_t<Data>, 1> delta_bias{};  ///< (D), optional
-  index_view read_indices{};                    ///< (B), optional: slots read, -1 is padding; absent: slot b
-  index_view write_indices{};                   ///< (B), optional: slots written; absent: the slots read
-  tensor_view<State, 3> state;                  ///< (slots, D, N), updated in place
-  tensor_view<Data, 3> y;                       ///< (B, T, D), out; zero for padding rows
-  tensor_view<State, 4> intermediate_states{};  ///< (B, T, D, N), optional, out: the state after each token
+  index_view read_indices{};                       ///< (B), optional: slots read, -1 is padding; absent: slot b
+  index_view write_indices{};                      ///< (B), optional: slots written; absent: the slots read
+  tensor_view<State, 3> state;                     ///< (slots, D, N), updated in place
+  tensor_view<Data, 3> y;                          ///< (B, T, D), out; zero for padding rows
+  tensor_view<State, 4> intermediate_states{};     ///< (B, T, D, N), optional, out: the state after each token
   bool delta_softplus = false;
 };
 
@@ -144,8 +144,7 @@ template <class Data, class State>
       .optional("d_C", grads.d_C, {"B", "T", "G", "N"})
       .optional_if(static_cast<bool>(args.D), "d_D", grads.d_D, {"D"}, "D is not")
       .optional_if(static_cast<bool>(args.z), "d_z", grads.d_z, {"B", "T", "D"}, "z is not")
-      .optional_if(static_cast<bool>(args.delta_bias), "d_delta_bias", grads.d_delta_bias, {"D"},
-                   "delta_bias is not")
+      .optional_if(static_cast<bool>(args.delta_bias), "d_delta_bias", grads.d_delta_bias, {"D"}, "delta_bias is not")
       .optional("d_initial_state", grads.d_initial_state, {"S", "D", "N"});
   return c.result();
 }
@@ -179,11 +178,9 @@ template <class Data, class State>
 /// What selective_scan() does, with a status for an exception. Defined in
 /// polystate/reference/selective_scan.hpp: include it, or the linker will miss it.
 template <class Data, class State>
-[[nodiscard]] status try_selective_scan(const on_reference& exec,
-                                        const selective_scan_args<Data, State>& args);
+[[nodiscard]] status try_selective_scan(const on_reference& exec, const selective_scan_args<Data, State>& args);
 template <class Data, class State>
-[[nodiscard]] status try_selective_scan_backward(const on_reference& exec,
-                                                 const selective_scan_args<Data, State>& args,
+[[nodiscard]] status try_selective_scan_backward(const on_reference& exec, const selective_scan_args<Data, State>& args,
                                                  const selective_scan_grads<Data, State>& grads);
 template <class Data, class State>
 [[nodiscard]] status try_selective_scan_step(const on_reference& exec,

@@ -15,10 +15,9 @@ namespace polystate::inline POLYSTATE_ABI {
 
 /// How far a bank of states has come. All zero: an empty bank.
 struct bank_counters {
-  std::int64_t tokens = 0;    ///< seen in all
-  std::int64_t segments = 0;  ///< entries in use; the last one may be open
-  std::int64_t open_tokens =
-      0;  ///< in the open segment; 0: the last one is closed, the next token opens another
+  std::int64_t tokens = 0;       ///< seen in all
+  std::int64_t segments = 0;     ///< entries in use; the last one may be open
+  std::int64_t open_tokens = 0;  ///< in the open segment; 0: the last one is closed, the next token opens another
 };
 
 /// has_segments: whether tokens fall into segments with moments of their own.
@@ -29,9 +28,7 @@ struct single {
   static constexpr const char* name = "single";
   static constexpr bool has_segments = false;
   /// Segments of a sequence of T tokens.
-  [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr std::int64_t count(std::int64_t T) const {
-    return T > 0 ? 1 : 0;
-  }
+  [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr std::int64_t count(std::int64_t T) const { return T > 0 ? 1 : 0; }
   /// Whether the open segment ends with the last token counted.
   [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr bool closes(const bank_counters&) const { return false; }
   /// Whether a bank of this separation can have these counters.
@@ -49,9 +46,7 @@ struct uniform {
   [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr std::int64_t count(std::int64_t T) const {
     return T / m + (T % m != 0 ? 1 : 0);  // no overflow where m means "one segment"
   }
-  [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr bool closes(const bank_counters& c) const {
-    return c.open_tokens == m;
-  }
+  [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr bool closes(const bank_counters& c) const { return c.open_tokens == m; }
   /// Segments closed by hand included.
   [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr bool reaches(const bank_counters& c) const {
     return c.open_tokens < m && c.segments >= count(c.tokens);
@@ -97,8 +92,7 @@ struct fenwick {
 }  // namespace separation
 
 /// Counts a token under the Fenwick partition; every level stays open.
-POLYSTATE_HOST_DEVICE constexpr bank_counters count_token(const separation::fenwick& separation,
-                                                          bank_counters c) {
+POLYSTATE_HOST_DEVICE constexpr bank_counters count_token(const separation::fenwick& separation, bank_counters c) {
   ++c.tokens;
   c.segments = separation.count(c.tokens);
   c.open_tokens = 1;
@@ -121,12 +115,10 @@ inline void check_separation(argument_checks&, const separation::fenwick&, const
 inline void check_separation(argument_checks& c, const separation::uniform& s, const index_view&) {
   c.expect(s.m >= 1, error_code::value, "separation.m", std::to_string(s.m) + ", supported: at least 1");
 }
-inline void check_separation(argument_checks& c, const separation::boundaries& s,
-                             const index_view& cu_seqlens) {
+inline void check_separation(argument_checks& c, const separation::boundaries& s, const index_view& cu_seqlens) {
   c.absent("cu_seqlens", cu_seqlens, "separation boundaries is shared by a batch of equal lengths")
       .required("separation.boundaries", s.boundaries, {{"L", 1}})
-      .expect(s.boundaries.extent(0) >= 1, error_code::shape, "separation.boundaries",
-              "empty; it has L+1 entries");
+      .expect(s.boundaries.extent(0) >= 1, error_code::shape, "separation.boundaries", "empty; it has L+1 entries");
 }
 
 /// Checks the contents of a separation's index operands, which must be readable here.
@@ -144,8 +136,7 @@ inline status check_contents(const char* op, const separation::boundaries& s, st
     c.expect(s.boundaries(l) > s.boundaries(l - 1), error_code::value, "separation.boundaries",
              at(l) + "more than the entry before, " + std::to_string(s.boundaries(l - 1)));
   }
-  c.expect(s.boundaries(last) == T, error_code::value, "separation.boundaries",
-           at(last) + "T = " + std::to_string(T));
+  c.expect(s.boundaries(last) == T, error_code::value, "separation.boundaries", at(last) + "T = " + std::to_string(T));
   return c.result();
 }
 

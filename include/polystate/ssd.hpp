@@ -38,14 +38,13 @@ struct ssd_limits {
 /// Source: Dao & Gu 2024 (arXiv:2405.21060), section 3 and the Mamba-2 block.
 template <class Data, class State = acc_t<Data>>
 struct ssd_args {
-  tensor_view<const Data, 4> x;         ///< (B, T, H, P)
-  tensor_view<const Data, 3> dt;        ///< (B, T, H)
-  tensor_view<const acc_t<Data>, 1> A;  ///< (H), used as given (already negative)
-  tensor_view<const Data, 4> B;         ///< (B, T, G, N), H a multiple of G
-  tensor_view<const Data, 4> C;         ///< (B, T, G, N)
-  tensor_view<const acc_t<Data>, 2>
-      D{};                         ///< (H, P), optional: absent means 0; one number a head: stride 0 along P
-  tensor_view<const Data, 4> z{};  ///< (B, T, H, P), optional: absent means no gate
+  tensor_view<const Data, 4> x;           ///< (B, T, H, P)
+  tensor_view<const Data, 3> dt;          ///< (B, T, H)
+  tensor_view<const acc_t<Data>, 1> A;    ///< (H), used as given (already negative)
+  tensor_view<const Data, 4> B;           ///< (B, T, G, N), H a multiple of G
+  tensor_view<const Data, 4> C;           ///< (B, T, G, N)
+  tensor_view<const acc_t<Data>, 2> D{};  ///< (H, P), optional: absent means 0; one number a head: stride 0 along P
+  tensor_view<const Data, 4> z{};         ///< (B, T, H, P), optional: absent means no gate
   tensor_view<const acc_t<Data>, 1> dt_bias{};  ///< (H), optional: absent means 0
   tensor_view<const State, 4> initial_state{};  ///< (S, H, P, N), optional: absent means 0
   index_view cu_seqlens{};                      ///< (S+1), optional: packed sequences of one batch entry
@@ -71,8 +70,7 @@ struct ssd_step_args {
   index_view write_indices{};                   ///< (B), optional: slots written; absent: the slots read
   tensor_view<State, 4> state;                  ///< (slots, H, P, N), updated in place
   tensor_view<Data, 4> y;                       ///< (B, T, H, P), out; zero for padding rows
-  tensor_view<State, 5>
-      intermediate_states{};  ///< (B, T, H, P, N), optional, out: the state after each token
+  tensor_view<State, 5> intermediate_states{};  ///< (B, T, H, P, N), optional, out: the state after each token
   bool dt_softplus = false;
   double dt_min = -std::numeric_limits<double>::infinity();
   double dt_max = std::numeric_limits<double>::infinity();
@@ -90,10 +88,10 @@ struct ssd_grads {
   tensor_view<acc_t<Data>, 1> d_A{};            ///< (H), out
   tensor_view<Data, 4> d_B{};                   ///< (B, T, G, N), out
   tensor_view<Data, 4> d_C{};                   ///< (B, T, G, N), out
-  tensor_view<acc_t<Data>, 2> d_D{};  ///< (H, P), or (H, 1): summed over P, for one D a head; out; D given
-  tensor_view<Data, 4> d_z{};         ///< (B, T, H, P), out; z given
-  tensor_view<acc_t<Data>, 1> d_dt_bias{};  ///< (H), out; dt_bias given
-  tensor_view<State, 4> d_initial_state{};  ///< (S, H, P, N), out; also where args.initial_state is absent
+  tensor_view<acc_t<Data>, 2> d_D{};            ///< (H, P), or (H, 1): summed over P, for one D a head; out; D given
+  tensor_view<Data, 4> d_z{};                   ///< (B, T, H, P), out; z given
+  tensor_view<acc_t<Data>, 1> d_dt_bias{};      ///< (H), out; dt_bias given
+  tensor_view<State, 4> d_initial_state{};      ///< (S, H, P, N), out; also where args.initial_state is absent
 };
 
 /// The gradients of the recurrence's operands.
@@ -149,16 +147,14 @@ void check_operands(argument_checks& c, const operands<Data, rule::ssd>& in) {
 
 /// Checks the gradients of operands, whose sizes are bound.
 template <class Data>
-void check_grads(argument_checks& c, const operands<Data, rule::ssd>& in,
-                 const operand_grads<Data, rule::ssd>& grads) {
+void check_grads(argument_checks& c, const operands<Data, rule::ssd>& in, const operand_grads<Data, rule::ssd>& grads) {
   const bool summed = grads.d_D && grads.d_D.extent(1) == 1;
   c.optional("d_x", grads.d_x, {"B", "T", "H", "P"})
       .optional("d_dt", grads.d_dt, {"B", "T", "H"})
       .optional("d_A", grads.d_A, {"H"})
       .optional("d_B", grads.d_B, {"B", "T", "G", "N"})
       .optional("d_C", grads.d_C, {"B", "T", "G", "N"})
-      .optional_if(static_cast<bool>(in.D), "d_D", grads.d_D, {"H", summed ? size_name(1) : size_name("P")},
-                   "D is not")
+      .optional_if(static_cast<bool>(in.D), "d_D", grads.d_D, {"H", summed ? size_name(1) : size_name("P")}, "D is not")
       .optional_if(static_cast<bool>(in.z), "d_z", grads.d_z, {"B", "T", "H", "P"}, "z is not")
       .optional_if(static_cast<bool>(in.dt_bias), "d_dt_bias", grads.d_dt_bias, {"H"}, "dt_bias is not");
 }
@@ -177,8 +173,7 @@ void check_query_grads(argument_checks& c, const query_grads<Data, rule::ssd>& g
 
 /// Checks that an output is none of the operands' memory.
 template <class Data, class Out>
-void check_distinct(argument_checks& c, const operands<Data, rule::ssd>& in, const char* name,
-                    const Out& out) {
+void check_distinct(argument_checks& c, const operands<Data, rule::ssd>& in, const char* name, const Out& out) {
   c.distinct(name, out, "x", in.x)
       .distinct(name, out, "dt", in.dt)
       .distinct(name, out, "A", in.A)
@@ -245,8 +240,7 @@ template <class Data, class State>
 }
 template <class Data, class State>
 [[nodiscard]] status check_contents(const ssd_step_args<Data, State>& args) {
-  return check_pool_indices("ssd_step", args.x.extent(0), args.state.extent(0), args.read_indices,
-                            args.write_indices);
+  return check_pool_indices("ssd_step", args.x.extent(0), args.state.extent(0), args.read_indices, args.write_indices);
 }
 
 /// What ssd() does, with a status for an exception. Defined in polystate/reference/ssd.hpp: include it, or

@@ -117,12 +117,10 @@ class state_bank {
   [[nodiscard]] std::int64_t Sigma_size() const { return shape_.HR * shape_.dr * shape_.dr; }
 
   template <class T>
-  [[nodiscard]] std::vector<T> grown(const std::vector<T>& old, std::int64_t entry,
-                                     std::int64_t capacity) const {
+  [[nodiscard]] std::vector<T> grown(const std::vector<T>& old, std::int64_t entry, std::int64_t capacity) const {
     std::vector<T> larger(static_cast<std::size_t>(shape_.B * capacity * entry));
     for (std::int64_t b = 0; b < shape_.B; ++b) {
-      std::copy_n(old.begin() + b * capacity_ * entry, capacity_ * entry,
-                  larger.begin() + b * capacity * entry);
+      std::copy_n(old.begin() + b * capacity_ * entry, capacity_ * entry, larger.begin() + b * capacity * entry);
     }
     return larger;
   }

@@ -86,8 +86,8 @@
 
 /// Inline namespace of the policies and of everything in `detail`: builds for other CUDA architectures,
 /// another SIMD level, with or without OpenMP or -ffast-math, have other names, so that two libraries in one
-/// process never run each other's code.
-#define POLYSTATE_BUILD                                                                \
-  POLYSTATE_DETAIL_PASTE_BUILD(POLYSTATE_DETAIL_TAG_OPENMP, POLYSTATE_DETAIL_TAG_MATH, \
-                               POLYSTATE_DETAIL_TAG_SIMD, POLYSTATE_DETAIL_TAG_FMA,    \
-                               POLYSTATE_DETAIL_TAG_CUDA)
+/// process never run each other's code. Eigen has no such tag: libraries that embed the host backends at
+/// different SIMD levels should be built with -fvisibility=hidden, or they share Eigen's functions.
+#define POLYSTATE_BUILD                                                                                           \
+  POLYSTATE_DETAIL_PASTE_BUILD(POLYSTATE_DETAIL_TAG_OPENMP, POLYSTATE_DETAIL_TAG_MATH, POLYSTATE_DETAIL_TAG_SIMD, \
+                               POLYSTATE_DETAIL_TAG_FMA, POLYSTATE_DETAIL_TAG_CUDA)

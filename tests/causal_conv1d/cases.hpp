@@ -47,12 +47,7 @@ struct conv_problem {
     if (s.bias) bias = tensor<acc_t<Data>, 1>({s.D}).uniform(rng, -1, 1);
     if (s.initial_state) initial_state = tensor<Data, 3>({S, s.W - 1, s.D}).uniform(rng, -2, 2);
     if (s.final_state) final_state = tensor<Data, 3>({S, s.W - 1, s.D});
-    if (!s.lengths.empty()) {
-      std::vector<std::int32_t> cu = {0};
-      for (const auto n : s.lengths) cu.push_back(cu.back() + n);
-      cu_seqlens = tensor<std::int32_t, 1>({S + 1});
-      cu_seqlens.assign(cu);
-    }
+    cu_seqlens = cu_seqlens_of(s.lengths);
   }
 
   [[nodiscard]] causal_conv1d_args<Data> args() {

@@ -147,8 +147,7 @@ TEST(CausalConv1dStepCheck, Operands) {
   args.read_indices = {};
   EXPECT_TRUE(refuses(check(args), error_code::unexpected, "write_indices", "read_indices is not"));
   args.write_indices = {};
-  EXPECT_TRUE(
-      refuses(check(args), error_code::shape, "state", "slots = 4, supported without read_indices: B = 2"));
+  EXPECT_TRUE(refuses(check(args), error_code::shape, "state", "slots = 4, supported without read_indices: B = 2"));
   args = good;
   args.state = state.view().slice(1, 0, 2);
   EXPECT_TRUE(refuses(check(args), error_code::shape, "state", "(slots, W-1, D) = (4, 3, 5)"));

@@ -73,11 +73,11 @@ TEST(CausalConv1dCuda, RandomProblems) {
       if (coin(rng)) p.weight = laid_out(p.weight, layout<2>{{1, 0}, 1});
       const std::int64_t x_off = rng() % 8 == 0 ? 1 : 0;
       const std::int64_t y_off = rng() % 8 == 0 ? 1 : 0;
-      SCOPED_TRACE(::testing::Message()
-                   << "W " << W << ", problem " << i << ": B " << s.B << ", T " << s.T << ", D " << s.D
-                   << ", sequences " << s.lengths.size() << ", x order " << s.memory.order[0]
-                   << s.memory.order[1] << s.memory.order[2] << " pad " << s.memory.pad << ", y like x "
-                   << same_layout << ", offsets " << x_off << ' ' << y_off);
+      SCOPED_TRACE(::testing::Message() << "W " << W << ", problem " << i << ": B " << s.B << ", T " << s.T << ", D "
+                                        << s.D << ", sequences " << s.lengths.size() << ", x order "
+                                        << s.memory.order[0] << s.memory.order[1] << s.memory.order[2] << " pad "
+                                        << s.memory.pad << ", y like x " << same_layout << ", offsets " << x_off << ' '
+                                        << y_off);
       const device_conv<Data> device(p, x_off, y_off);
       if (p.x.view().size() > 0) ++runs[detail::cuda::conv1d::choose_kernel(device.args())];
       expect_reference(p, device);
@@ -94,13 +94,11 @@ TEST(CausalConv1dCuda, SeveralBlocksAlongTime) {
   std::mt19937 rng(12);
   for (const std::int64_t W : {2, 3, 4, 9}) {
     for (const auto& memory : layouts) {
-      expect_reference(
-          conv_problem<Data>(conv_shape{.B = 2, .T = 4096 + 24, .D = 16, .W = W, .memory = memory}, rng));
+      expect_reference(conv_problem<Data>(conv_shape{.B = 2, .T = 4096 + 24, .D = 16, .W = W, .memory = memory}, rng));
     }
   }
   for (const auto& memory : {channel_last, channel_first}) {
-    expect_reference(
-        conv_problem<Data>(conv_shape{.B = 3, .T = 520, .D = 1032, .W = 4, .memory = memory}, rng));
+    expect_reference(conv_problem<Data>(conv_shape{.B = 3, .T = 520, .D = 1032, .W = 4, .memory = memory}, rng));
   }
 }
 
@@ -130,8 +128,7 @@ TEST(CausalConv1dCuda, MoreThan65535OfEverything) {
   for (const auto& memory : {channel_last, channel_first}) {
     for (const std::int64_t W : {4, 5}) {
       const auto run = [&](std::int64_t B, std::int64_t T, std::int64_t D) {
-        expect_reference(
-            conv_problem<Data>(conv_shape{.B = B, .T = T, .D = D, .W = W, .memory = memory}, rng));
+        expect_reference(conv_problem<Data>(conv_shape{.B = B, .T = T, .D = D, .W = W, .memory = memory}, rng));
       };
       run(70000, 1, 1);
       run(8193, 8, 8);
@@ -151,8 +148,7 @@ TEST(CausalConv1dCuda, ManySequences) {
     const std::int64_t total = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
     lengths.push_back(static_cast<std::int32_t>(V - total % V));
     expect_reference(conv_problem<Data>(
-        conv_shape{.B = 1, .T = total + lengths.back(), .D = V, .W = 4, .lengths = lengths, .memory = memory},
-        rng));
+        conv_shape{.B = 1, .T = total + lengths.back(), .D = V, .W = 4, .lengths = lengths, .memory = memory}, rng));
   }
 }
 
@@ -178,8 +174,7 @@ TEST(CausalConv1dCuda, SanitizerEveryPath) {
   for (const auto& memory : {channel_last, channel_first, layout<3>{{0, 1, 2}, 1}, layout<3>{{2, 1, 0}, 0}}) {
     for (const std::int64_t W : {1, 2, 3, 4, 6}) {
       for (const std::int64_t T : {1, 8, 40}) {
-        expect_reference(
-            conv_problem<Data>(conv_shape{.B = 2, .T = T, .D = 24, .W = W, .memory = memory}, rng));
+        expect_reference(conv_problem<Data>(conv_shape{.B = 2, .T = T, .D = 24, .W = W, .memory = memory}, rng));
       }
     }
   }
@@ -192,8 +187,7 @@ TEST(CausalConv1dCuda, SanitizerEmptyProblems) {
     for (const bool state : {false, true}) {
       for (const auto& [B, T, D] :
            std::vector<std::array<std::int64_t, 3>>{{2, 0, 8}, {0, 5, 8}, {2, 5, 0}, {0, 0, 0}}) {
-        expect_reference(
-            conv_problem<Data>(conv_shape{.B = B, .T = T, .D = D, .W = W, .initial_state = state}, rng));
+        expect_reference(conv_problem<Data>(conv_shape{.B = B, .T = T, .D = D, .W = W, .initial_state = state}, rng));
       }
     }
   }
@@ -314,14 +308,13 @@ TEST(CausalConv1dCuda, MoreThan2To31Elements) {
   const device_tensor<float, 2> weight(weights);
   const auto view = [&](void* data, bool time_inner) {
     auto* d = static_cast<Data*>(data);
-    return time_inner ? tensor_view<Data, 3>(d, {1, T, D}, {T * D, 1, T})
-                      : tensor_view<Data, 3>(d, {1, T, D});
+    return time_inner ? tensor_view<Data, 3>(d, {1, T, D}, {T * D, 1, T}) : tensor_view<Data, 3>(d, {1, T, D});
   };
   for (const bool time_inner : {false, true}) {
     POLYSTATE_CUDA_REQUIRE(cudaMemset(y.data(), 0xff, bytes));
     const auto out = view(y.data(), time_inner);
-    causal_conv1d(on_cuda{}, causal_conv1d_args<Data>{
-                                 .x = view(x.data(), time_inner), .weight = weight.view(), .y = out});
+    causal_conv1d(on_cuda{},
+                  causal_conv1d_args<Data>{.x = view(x.data(), time_inner), .weight = weight.view(), .y = out});
     POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
     for (const std::int64_t t : {std::int64_t{0}, std::int64_t{1}, std::int64_t{2}, std::int64_t{3}, T / 2,
                                  (std::int64_t{1} << 31) / D, T - 1}) {
@@ -343,8 +336,8 @@ void copy_pieces(const tensor_view<Data, 3>& to, const tensor_view<Data, 3>& fro
   for (std::int64_t b = 0; b < to.extent(0); ++b) {
     for (std::int64_t t = 0; t < to.extent(1); ++t) {
       for (std::int64_t d = 0; d < to.extent(2); d += width) {
-        POLYSTATE_CUDA_REQUIRE(cudaMemcpyAsync(
-            &to(b, t, d), &from(b, t, d), static_cast<std::size_t>(width) * sizeof(Data), cudaMemcpyDefault));
+        POLYSTATE_CUDA_REQUIRE(cudaMemcpyAsync(&to(b, t, d), &from(b, t, d),
+                                               static_cast<std::size_t>(width) * sizeof(Data), cudaMemcpyDefault));
       }
     }
   }
@@ -358,14 +351,12 @@ TEST(CausalConv1dCuda, StridesPast2To32) {
   };
   constexpr std::int64_t far = (std::int64_t{1} << 32) + 64;
   std::mt19937 rng(23);
-  for (const auto& v : {far_view{2, 40, 16, {far, 16, 1}}, far_view{2, 40, 16, {far, 1, 40}},
-                        far_view{1, 131200, 8, {0, 32784, 1}}, far_view{1, 2, 16, {0, far, 1}},
-                        far_view{1, 40, 2, {0, 1, far}}, far_view{2, 3, 3, {4, far / 4, 1}}}) {
-    const std::int64_t reach =
-        (v.B - 1) * v.strides[0] + (v.T - 1) * v.strides[1] + (v.D - 1) * v.strides[2] + 1;
+  for (const auto& v :
+       {far_view{2, 40, 16, {far, 16, 1}}, far_view{2, 40, 16, {far, 1, 40}}, far_view{1, 131200, 8, {0, 32784, 1}},
+        far_view{1, 2, 16, {0, far, 1}}, far_view{1, 40, 2, {0, 1, far}}, far_view{2, 3, 3, {4, far / 4, 1}}}) {
+    const std::int64_t reach = (v.B - 1) * v.strides[0] + (v.T - 1) * v.strides[1] + (v.D - 1) * v.strides[2] + 1;
     const std::size_t bytes = static_cast<std::size_t>(reach) * sizeof(Data);
-    if (!device_has_free(2 * bytes + (std::size_t{1} << 30)))
-      GTEST_SKIP() << "needs " << 2 * bytes << " bytes";
+    if (!device_has_free(2 * bytes + (std::size_t{1} << 30))) GTEST_SKIP() << "needs " << 2 * bytes << " bytes";
     const device_memory far_x(bytes);
     const device_memory far_y(bytes);
     conv_problem<Data> p(conv_shape{.B = v.B, .T = v.T, .D = v.D, .W = 4}, rng);
@@ -387,15 +378,13 @@ TEST(CausalConv1dCuda, StridesPast2To32) {
     conv_problem<Data> want = p;
     near.download(want);
     distant.download(p);
-    EXPECT_TRUE(bitwise_equal(p.y, want.y))
-        << "strides " << v.strides[0] << ' ' << v.strides[1] << ' ' << v.strides[2];
+    EXPECT_TRUE(bitwise_equal(p.y, want.y)) << "strides " << v.strides[0] << ' ' << v.strides[1] << ' ' << v.strides[2];
     EXPECT_TRUE(bitwise_equal(p.final_state, want.final_state));
   }
 }
 
 // The state after the last token, and each output, as the forward gives them.
-conv_step_problem<Data> random_step(std::int64_t B, std::int64_t T, std::int64_t D, std::int64_t W,
-                                    std::mt19937& rng) {
+conv_step_problem<Data> random_step(std::int64_t B, std::int64_t T, std::int64_t D, std::int64_t W, std::mt19937& rng) {
   conv_step_problem<Data> p;
   p.x = tensor<Data, 3>({B, T, D}).uniform(rng, -2, 2);
   p.y = tensor<Data, 3>({B, T, D});
@@ -435,17 +424,17 @@ TEST(CausalConv1dCuda, RandomSteps) {
   for (const std::int64_t W : widths) {
     for (int i = 0; i < 60; ++i) {
       const auto T = static_cast<std::int64_t>(rng() % 9);
-      auto p = random_step(pick<std::int64_t>({1, 2, 5, 64}, rng), T,
-                           pick<std::int64_t>({1, 3, 8, 37, 256, 264}, rng), W, rng);
+      auto p = random_step(pick<std::int64_t>({1, 2, 5, 64}, rng), T, pick<std::int64_t>({1, 3, 8, 37, 256, 264}, rng),
+                           W, rng);
       if (coin(rng)) use_pool(p, coin(rng), coin(rng), rng);
       if (coin(rng)) p.state = laid_out(p.state, pick(layouts, rng));
       if (rng() % 3 == 0) p.x = laid_out(p.x, pick(layouts, rng));
       if (rng() % 3 == 0) p.y = laid_out(p.y, pick(layouts, rng));
       if (coin(rng)) p.intermediate_states = laid_out(p.intermediate_states, layout<4>{{0, 1, 3, 2}, 0});
       if (coin(rng)) p.weight = laid_out(p.weight, layout<2>{{1, 0}, 1});
-      SCOPED_TRACE(::testing::Message()
-                   << "W " << W << ", step " << i << ": B " << p.x.extents()[0] << ", T " << T << ", D "
-                   << p.x.extents()[2] << ", pool " << bool(p.read_indices) << bool(p.write_indices));
+      SCOPED_TRACE(::testing::Message() << "W " << W << ", step " << i << ": B " << p.x.extents()[0] << ", T " << T
+                                        << ", D " << p.x.extents()[2] << ", pool " << bool(p.read_indices)
+                                        << bool(p.write_indices));
       const std::int64_t x_off = rng() % 8 == 0 ? 1 : 0;
       if (x_off == 0 && detail::cuda::conv1d::choose_schedule(p.args()).vectors) ++fast;
       expect_reference(p, x_off);
@@ -497,14 +486,14 @@ TEST(CausalConv1dCuda, StepsAreTheForward) {
       for (std::int64_t t = 0; t < T;) {
         const std::int64_t n = std::min<std::int64_t>(T - t, static_cast<std::int64_t>(rng() % 9));
         const auto a = stepped.args();
-        causal_conv1d_step(
-            on_cuda{}, causal_conv1d_step_args<Data>{.x = a.x.slice(1, t, t + n),
-                                                     .weight = a.weight,
-                                                     .bias = a.bias,
-                                                     .state = stepped.initial_state.view(),
-                                                     .y = a.y.slice(1, t, t + n),
-                                                     .intermediate_states = after.view().slice(1, t, t + n),
-                                                     .act = a.act});
+        causal_conv1d_step(on_cuda{},
+                           causal_conv1d_step_args<Data>{.x = a.x.slice(1, t, t + n),
+                                                         .weight = a.weight,
+                                                         .bias = a.bias,
+                                                         .state = stepped.initial_state.view(),
+                                                         .y = a.y.slice(1, t, t + n),
+                                                         .intermediate_states = after.view().slice(1, t, t + n),
+                                                         .act = a.act});
         t += n;
       }
       conv_problem<Data> a = p;

@@ -16,8 +16,7 @@ namespace {
 using Data = bfloat16;
 
 conv_problem<Data> packed_problem(std::mt19937& rng) {
-  return {conv_shape{.B = 1, .T = 64, .D = 32, .W = 4, .lengths = {20, 0, 3, 41}, .memory = channel_last},
-          rng};
+  return {conv_shape{.B = 1, .T = 64, .D = 32, .W = 4, .lengths = {20, 0, 3, 41}, .memory = channel_last}, rng};
 }
 
 // bugs B010: captured once, replayed on contents that change between replays, cu_seqlens among them.
@@ -134,8 +133,8 @@ TEST(CausalConv1dCudaFrame, WorkspaceIsLeftAlone) {
   };
   expect_reference(p, device, exec(0));
   EXPECT_TRUE(memory.unchanged());
-  EXPECT_TRUE(refuses(try_causal_conv1d(exec(8), device.args()), error_code::workspace, "exec.workspace",
-                      "misaligned"));
+  EXPECT_TRUE(
+      refuses(try_causal_conv1d(exec(8), device.args()), error_code::workspace, "exec.workspace", "misaligned"));
   EXPECT_TRUE(refuses(try_causal_conv1d(on_cuda{.workspace = {.data = nullptr, .bytes = 16}}, device.args()),
                       error_code::workspace, "exec.workspace", "null"));
   EXPECT_THROW(causal_conv1d(exec(8), device.args()), argument_error);
@@ -165,8 +164,8 @@ TEST(CausalConv1dCudaFrame, StreamOfAnotherDevice) {
   {
     const device_stream elsewhere;
     POLYSTATE_CUDA_REQUIRE(cudaSetDevice(0));
-    EXPECT_TRUE(refuses(try_causal_conv1d(elsewhere.exec(), device.args()), error_code::device, "exec.stream",
-                        "device 1"));
+    EXPECT_TRUE(
+        refuses(try_causal_conv1d(elsewhere.exec(), device.args()), error_code::device, "exec.stream", "device 1"));
   }
   EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
 }
@@ -186,8 +185,8 @@ TEST(CausalConv1dCudaFrame, LaunchFailureIsAStatus) {
   EXPECT_THROW(raise_on_error(s), cuda_error);
 
   const detail::cuda::grid no_such_block{.blocks = 1, .threads = 4096};
-  EXPECT_TRUE(refuses(detail::cuda::launch("causal_conv1d", on_cuda{}, no_such_block, kernel, params),
-                      error_code::cuda, "launch", "invalid"));
+  EXPECT_TRUE(refuses(detail::cuda::launch("causal_conv1d", on_cuda{}, no_such_block, kernel, params), error_code::cuda,
+                      "launch", "invalid"));
   EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
 
   const detail::cuda::grid too_many{.blocks = std::int64_t{1} << 31, .threads = 128};
@@ -204,13 +203,10 @@ TEST(CausalConv1dCudaFrame, LaunchFailureIsAStatus) {
 TEST(CausalConv1dCudaFrame, SanitizerInvalidContentsStayInside) {
   std::mt19937 rng(9);
   for (const auto& memory : {channel_last, channel_first, layout<3>{{0, 1, 2}, 1}}) {
-    for (const auto& cu : std::vector<std::vector<std::int32_t>>{{5, 9, 20, 30, 64},
-                                                                 {-7, 900, 3, 70, 64},
-                                                                 {64, 64, 64, 64, 64},
-                                                                 {0, 40, 20, 50, 10},
-                                                                 {0, 0, 0, 0, 0}}) {
-      conv_problem<Data> p(
-          conv_shape{.B = 1, .T = 64, .D = 32, .W = 4, .lengths = {20, 0, 3, 41}, .memory = memory}, rng);
+    for (const auto& cu : std::vector<std::vector<std::int32_t>>{
+             {5, 9, 20, 30, 64}, {-7, 900, 3, 70, 64}, {64, 64, 64, 64, 64}, {0, 40, 20, 50, 10}, {0, 0, 0, 0, 0}}) {
+      conv_problem<Data> p(conv_shape{.B = 1, .T = 64, .D = 32, .W = 4, .lengths = {20, 0, 3, 41}, .memory = memory},
+                           rng);
       p.cu_seqlens.assign(cu);
       const device_conv<Data> device(p);
       EXPECT_TRUE(refuses(validate(on_cuda{}, device.args()), error_code::value, "cu_seqlens", "entry"));

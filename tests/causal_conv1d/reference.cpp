@@ -17,8 +17,8 @@ namespace {
 
 // One channel, one batch entry.
 std::vector<double> convolve(const std::vector<double>& x, const std::vector<double>& weight,
-                             const std::vector<double>& state = {}, double bias = 0,
-                             activation act = activation::none, std::vector<double>* final_state = nullptr) {
+                             const std::vector<double>& state = {}, double bias = 0, activation act = activation::none,
+                             std::vector<double>* final_state = nullptr) {
   const auto size = [](const auto& v) { return static_cast<std::int64_t>(v.size()); };
   std::vector<double> y(x.size(), std::nan(""));
   std::vector<double> last(weight.size() - 1, std::nan(""));
@@ -38,8 +38,7 @@ using values = std::vector<double>;
 
 TEST(CausalConv1dReference, ByHand) {
   values state;
-  EXPECT_EQ(convolve({1, 2, 3}, {1, 10, 100}, {}, 0.5, activation::none, &state),
-            (values{100.5, 210.5, 321.5}));
+  EXPECT_EQ(convolve({1, 2, 3}, {1, 10, 100}, {}, 0.5, activation::none, &state), (values{100.5, 210.5, 321.5}));
   EXPECT_EQ(state, (values{2, 3}));
   // bugs B031: width 1 has no state, width 2 meets its one old input.
   EXPECT_EQ(convolve({5}, {2}, {}, 1, activation::none, &state), (values{11}));
@@ -84,8 +83,7 @@ TEST(CausalConv1dReference, EqualsTheToeplitzProduct) {
             double sum = p.bias.view()(d);
             for (std::int64_t lag = 0; lag < W; ++lag) {
               const double tap = p.weight.view()(d, W - 1 - lag);
-              sum += tap *
-                     (t >= lag ? p.x.view()(b, t - lag, d) : p.initial_state.view()(b, W - 1 + t - lag, d));
+              sum += tap * (t >= lag ? p.x.view()(b, t - lag, d) : p.initial_state.view()(b, W - 1 + t - lag, d));
             }
             want.view()(b, t, d) = sum;
           }
@@ -103,8 +101,7 @@ TEST(CausalConv1dReference, StridesChangeNothing) {
   std::mt19937 rng(4);
   conv_problem<float> plain(shape, rng);
   causal_conv1d(on_reference{}, plain.args());
-  for (const auto& order :
-       {std::array{0, 2, 1}, std::array{2, 1, 0}, std::array{1, 0, 2}, std::array{0, 1, 2}}) {
+  for (const auto& order : {std::array{0, 2, 1}, std::array{2, 1, 0}, std::array{1, 0, 2}, std::array{0, 1, 2}}) {
     for (const std::int64_t pad : {0, 3}) {
       rng.seed(4);
       auto strided = shape;
@@ -139,8 +136,7 @@ TEST(CausalConv1dReference, PackedEqualsSeparate) {
   std::mt19937 rng(6);
   for (const bool with_state : {false, true}) {
     conv_problem<float> packed(
-        conv_shape{.B = 1, .T = 16, .D = 4, .initial_state = with_state, .lengths = {5, 0, 1, 0, 2, 8, 0}},
-        rng);
+        conv_shape{.B = 1, .T = 16, .D = 4, .initial_state = with_state, .lengths = {5, 0, 1, 0, 2, 8, 0}}, rng);
     causal_conv1d(on_reference{}, packed.args());
     const sequences all(1, 16, packed.cu_seqlens.view());
     for (std::int64_t s = 0; s < all.size(); ++s) {
@@ -159,8 +155,7 @@ TEST(CausalConv1dReference, PackedEqualsSeparate) {
         for (std::int64_t d = 0; d < 4; ++d) EXPECT_EQ(got(0, t, d), y.view()(0, t, d)) << s;
       }
       for (std::int64_t j = 0; j < 3; ++j) {
-        for (std::int64_t d = 0; d < 4; ++d)
-          EXPECT_EQ(packed.final_state.view()(s, j, d), last.view()(0, j, d)) << s;
+        for (std::int64_t d = 0; d < 4; ++d) EXPECT_EQ(packed.final_state.view()(s, j, d), last.view()(0, j, d)) << s;
       }
     }
   }
@@ -221,8 +216,7 @@ TYPED_TEST(CausalConv1dReferenceTyped, RoundsOnce) {
   causal_conv1d(on_reference{}, p.args());
   causal_conv1d(on_reference{}, d.args());
   EXPECT_TRUE(bitwise_equal(convert<float>(p.y), convert<float>(convert<TypeParam>(d.y))));
-  EXPECT_TRUE(
-      bitwise_equal(convert<float>(p.final_state), convert<float>(convert<TypeParam>(d.final_state))));
+  EXPECT_TRUE(bitwise_equal(convert<float>(p.final_state), convert<float>(convert<TypeParam>(d.final_state))));
 }
 
 // The step is the forward, token for token, for 1 to 8 tokens a call; pool slots, padding rows, intermediate
@@ -257,15 +251,14 @@ TYPED_TEST(CausalConv1dReferenceTyped, StepEqualsForward) {
             for (std::int64_t d = 0; d < 5; ++d) x.view()(row_of(b), t, d) = whole.x.view()(b, begin + t, d);
           }
         }
-        causal_conv1d_step(on_reference{},
-                           causal_conv1d_step_args<TypeParam>{.x = x.view(),
-                                                              .weight = whole.weight.view(),
-                                                              .bias = whole.bias.view(),
-                                                              .read_indices = read.view(),
-                                                              .state = pool.view(),
-                                                              .y = y.view(),
-                                                              .intermediate_states = between.view(),
-                                                              .act = whole.act});
+        causal_conv1d_step(on_reference{}, causal_conv1d_step_args<TypeParam>{.x = x.view(),
+                                                                              .weight = whole.weight.view(),
+                                                                              .bias = whole.bias.view(),
+                                                                              .read_indices = read.view(),
+                                                                              .state = pool.view(),
+                                                                              .y = y.view(),
+                                                                              .intermediate_states = between.view(),
+                                                                              .act = whole.act});
         for (std::int64_t t = 0; t < T; ++t) {
           for (std::int64_t d = 0; d < 5; ++d) {
             EXPECT_EQ(static_cast<double>(y.view()(2, t, d)), 0);
@@ -274,8 +267,8 @@ TYPED_TEST(CausalConv1dReferenceTyped, StepEqualsForward) {
                         static_cast<double>(whole.y.view()(b, begin + t, d)));
               for (std::int64_t j = 0; j < W - 1; ++j) {  // the last W-1 inputs after each token
                 const std::int64_t source = begin + t + 1 + j - (W - 1);
-                const auto want = source < 0 ? whole.initial_state.view()(b, W - 1 + source, d)
-                                             : whole.x.view()(b, source, d);
+                const auto want =
+                    source < 0 ? whole.initial_state.view()(b, W - 1 + source, d) : whole.x.view()(b, source, d);
                 EXPECT_EQ(static_cast<double>(between.view()(row_of(b), t, j, d)), static_cast<double>(want));
                 if (t + 1 == T) {
                   EXPECT_EQ(static_cast<double>(pool.view()(slot[static_cast<std::size_t>(b)], j, d)),

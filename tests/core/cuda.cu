@@ -78,8 +78,7 @@ TEST(CudaWorkspace, CountingAndHandingOutAgree) {
     const arrays got = carve(hand_out, n);
     EXPECT_EQ(count.bytes(), hand_out.bytes());
     const auto address = [](auto* p) { return reinterpret_cast<std::uintptr_t>(p); };
-    for (const auto a : {address(got.a), address(got.b), address(got.c)})
-      EXPECT_EQ(a % workspace_alignment, 0u);
+    for (const auto a : {address(got.a), address(got.b), address(got.c)}) EXPECT_EQ(a % workspace_alignment, 0u);
     EXPECT_GE(address(got.b), address(got.a + n));
     EXPECT_GE(address(got.c), address(got.b + 3 * n));
     EXPECT_LE(address(got.c + 1), address(memory) + hand_out.bytes());
@@ -91,12 +90,12 @@ TEST(CudaWorkspace, CheckedAgainstTheNeed) {
   const auto with = [](void* data, std::size_t bytes) { return on_cuda{.workspace = {data, bytes}}; };
   EXPECT_TRUE(cuda::check_workspace("op", on_cuda{}, 512).ok());
   EXPECT_TRUE(cuda::check_workspace("op", with(memory, 512), 512).ok());
-  EXPECT_TRUE(refuses(cuda::check_workspace("op", with(memory, 511), 512), error_code::workspace,
-                      "exec.workspace", "511 bytes, needed: 512"));
-  EXPECT_TRUE(refuses(cuda::check_workspace("op", with(memory + 16, 512), 512), error_code::workspace,
-                      "exec.workspace", "misaligned"));
-  EXPECT_TRUE(refuses(cuda::check_workspace("op", with(nullptr, 512), 0), error_code::workspace,
-                      "exec.workspace", "null"));
+  EXPECT_TRUE(refuses(cuda::check_workspace("op", with(memory, 511), 512), error_code::workspace, "exec.workspace",
+                      "511 bytes, needed: 512"));
+  EXPECT_TRUE(refuses(cuda::check_workspace("op", with(memory + 16, 512), 512), error_code::workspace, "exec.workspace",
+                      "misaligned"));
+  EXPECT_TRUE(
+      refuses(cuda::check_workspace("op", with(nullptr, 512), 0), error_code::workspace, "exec.workspace", "null"));
 }
 
 TEST(CudaWorkspace, SanitizerScratchIsTheCallersOrAllocated) {
@@ -197,8 +196,7 @@ TEST(CudaMath, Silu) {
     const double magnitude = std::max(std::abs(static_cast<double>(x[i])), 0x1p-100);
     ASSERT_TRUE(std::isfinite(a.view()(n)) && std::isfinite(b.view()(n))) << x[i];
     worst_accurate = std::max(worst_accurate, std::abs(static_cast<double>(a.view()(n)) - want) / scale);
-    worst_approximate =
-        std::max(worst_approximate, std::abs(static_cast<double>(b.view()(n)) - want) / magnitude);
+    worst_approximate = std::max(worst_approximate, std::abs(static_cast<double>(b.view()(n)) - want) / magnitude);
   }
   EXPECT_LT(worst_accurate, 4 * 0x1p-23);
   EXPECT_LT(worst_approximate, 4 * 0x1p-23);

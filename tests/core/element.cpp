@@ -47,9 +47,9 @@ TYPED_TEST(Element, RoundsToNearestEven) {
     const double low = static_cast<double>(TypeParam::from_bits(b));
     const auto next = static_cast<std::uint16_t>(b + 1);
     // past the largest value, the neighbour would be where the exponent says, were there no infinity
-    const double step =
-        next < infinity ? static_cast<double>(TypeParam::from_bits(next)) - low
-                        : low - static_cast<double>(TypeParam::from_bits(static_cast<std::uint16_t>(b - 1)));
+    const double step = next < infinity
+                            ? static_cast<double>(TypeParam::from_bits(next)) - low
+                            : low - static_cast<double>(TypeParam::from_bits(static_cast<std::uint16_t>(b - 1)));
     const double middle = low + step / 2;
     const std::uint16_t even = (b & 1) == 0 ? b : next;
     for (const int sign : {1, -1}) {
@@ -88,8 +88,7 @@ TYPED_TEST(Element, SpecialValues) {
 
 TEST(ElementTypes, SumsAndNames) {
   static_assert(std::is_same_v<acc_t<half>, float> && std::is_same_v<acc_t<double>, double>);
-  static_assert(std::is_same_v<compute_t<bfloat16>, double> &&
-                std::is_same_v<compute_t<long double>, long double>);
+  static_assert(std::is_same_v<compute_t<bfloat16>, double> && std::is_same_v<compute_t<long double>, long double>);
   EXPECT_STREQ(element_name<bfloat16>, "bf16");
   EXPECT_STREQ(element_name<long double>, "scalar");
 }

@@ -26,8 +26,7 @@ TYPED_TEST(ElementLong, EveryFloatAgainstEigen) {
       for (std::uint64_t b = part; b <= 0xffffffffu; b += 2) {
         const auto f = std::bit_cast<float>(static_cast<std::uint32_t>(b));
         const TypeParam x(f);
-        const bool same =
-            f != f ? static_cast<float>(x) != static_cast<float>(x) : x.bits == eigen_bits<TypeParam>(f);
+        const bool same = f != f ? static_cast<float>(x) != static_cast<float>(x) : x.bits == eigen_bits<TypeParam>(f);
         if (!same) ++wrong[part];
       }
     });

@@ -156,7 +156,7 @@ TEST_F(text_memory_program, recalls_a_phrase) {
   const std::size_t segment = r.out.find("segment    23", merlin);
   ASSERT_NE(segment, std::string::npos) << r.out;
   EXPECT_EQ(r.out.find("segment  ", merlin), segment);
-  EXPECT_NE(r.out.find("## < written here", segment), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("# < written here", segment), std::string::npos) << r.out;
   EXPECT_NE(r.out.find("segment 23 says:", segment), std::string::npos) << r.out;
   EXPECT_NE(r.out.find(" three", r.out.find("segment 23 says:", segment)), std::string::npos) << r.out;
 }

@@ -30,8 +30,7 @@ class GatedDeltaRuleCheck : public ::testing::Test {
       EXPECT_EQ(e.status().argument, argument);
       EXPECT_EQ(std::string(e.what()).rfind("gated_delta_rule: " + argument, 0), 0u) << e.what();
     }
-    EXPECT_TRUE(all_are(p.o.view(), std::nan("")) && all_are(p.final_state.view(), std::nan("")))
-        << "written to";
+    EXPECT_TRUE(all_are(p.o.view(), std::nan("")) && all_are(p.final_state.view(), std::nan(""))) << "written to";
     args = p.args();
   }
 };
@@ -65,15 +64,13 @@ TEST_F(GatedDeltaRuleCheck, Shapes) {
   args.k = args.k.slice(3, 0, 4);
   expect_refused(error_code::shape, "k", "shape (2, 17, 2, 4), supported: (B, T, HK, dk) = (2, 17, 2, 5)");
   args.v = args.v.slice(1, 0, 16);
-  expect_refused(error_code::shape, "v",
-                 "shape (2, 16, 4, 3), supported: (B, T, HV, dv) = (2, 17, any, any)");
+  expect_refused(error_code::shape, "v", "shape (2, 16, 4, 3), supported: (B, T, HV, dv) = (2, 17, any, any)");
   args.g = args.g.slice(2, 0, 2);
   expect_refused(error_code::shape, "g", "shape (2, 17, 2), supported: (B, T, HV) = (2, 17, 4)");
   args.beta = args.beta.slice(2, 0, 2);
   expect_refused(error_code::shape, "beta", "shape (2, 17, 2), supported: (B, T, HV) = (2, 17, 4)");
   args.initial_state = args.initial_state.permuted({0, 1, 3, 2});
-  expect_refused(error_code::shape, "initial_state",
-                 "shape (2, 4, 5, 3), supported: (S, HV, dv, dk) = (2, 4, 3, 5)");
+  expect_refused(error_code::shape, "initial_state", "shape (2, 4, 5, 3), supported: (S, HV, dv, dk) = (2, 4, 3, 5)");
   args.o = args.o.slice(2, 0, 2);
   expect_refused(error_code::shape, "o", "shape (2, 17, 2, 3)");
   args.final_state = args.final_state.slice(0, 0, 1);
@@ -100,8 +97,8 @@ TEST_F(GatedDeltaRuleCheck, HeadsAndDims) {
 TEST_F(GatedDeltaRuleCheck, FixedDims) {
   EXPECT_TRUE((check<dims<5, 3>>(args).ok()));
   EXPECT_TRUE((check<dims<5, 3>>(on_reference{}, args).ok()));
-  EXPECT_TRUE(refuses(check<dims<3, 5>>(args), error_code::unsupported, "q",
-                      "dk, dv = 5, 3, supported: dims<3, 5> only"));
+  EXPECT_TRUE(
+      refuses(check<dims<3, 5>>(args), error_code::unsupported, "q", "dk, dv = 5, 3, supported: dims<3, 5> only"));
   EXPECT_THROW((gated_delta_rule<dims<5, 4>>(on_reference{}, args)), argument_error);
   EXPECT_TRUE(all_are(p.o.view(), std::nan("")));
 }
@@ -181,8 +178,7 @@ TEST(GatedDeltaRuleOperandsOfRules, Check) {
   const auto of_rule = [&](auto rule) {
     using Rule = decltype(rule);
     auto p = full;
-    gated_delta_rule_args<float, Rule> args{
-        .q = p.q.view(), .k = p.k.view(), .v = p.v.view(), .o = p.o.view()};
+    gated_delta_rule_args<float, Rule> args{.q = p.q.view(), .k = p.k.view(), .v = p.v.view(), .o = p.o.view()};
     const std::string name = Rule::name;
     const auto judge = [&](bool reads, const char* argument, auto& view, const auto& given) {
       if (reads) {
@@ -298,8 +294,8 @@ TEST_F(GatedDeltaRuleStepCheck, IndexContents) {  // bugs B107
   refused_contents({1, 0}, {0, 2}, "read_indices", "slot 0 is read by row 1 and written by row 0");
   read.assign({1, 1});
   args.write_indices = {};
-  EXPECT_TRUE(refuses(check(on_reference{}, args), error_code::value, "read_indices",
-                      "slot 1 is written by rows 0 and 1"));
+  EXPECT_TRUE(
+      refuses(check(on_reference{}, args), error_code::value, "read_indices", "slot 1 is written by rows 0 and 1"));
 }
 
 }  // namespace

@@ -82,8 +82,7 @@ TEST(GatedDeltaRuleReference, ThreeTokensByHand) {
 
 // bugs B052: the prediction error is taken from the decayed state.
 TEST(GatedDeltaRuleReference, ForgetsBeforeTheError) {
-  const auto r =
-      run_head({.q = {1, 1}, .k = {1, 1}, .v = {2, 3}, .g = {0, std::log(0.5)}, .beta = {0.5, 0.5}});
+  const auto r = run_head({.q = {1, 1}, .k = {1, 1}, .v = {2, 3}, .g = {0, std::log(0.5)}, .beta = {0.5, 0.5}});
   expect_near(r.o, {1, 1.75}, 1e-15);
   expect_near(r.S, {1.75}, 1e-15);
 }
@@ -103,8 +102,7 @@ TEST(GatedDeltaRuleReference, ExpandingKeys) {
 TEST(GatedDeltaRuleReference, Scale) {
   const values ones(20, 1);
   for (const double scale : {1.0, 0.5, 2.0, -3.0, 0.0}) {
-    const auto r =
-        run_head<double, rule::linear>({.dk = 4, .dv = 4, .q = ones, .k = ones, .v = ones, .scale = scale});
+    const auto r = run_head<double, rule::linear>({.dk = 4, .dv = 4, .q = ones, .k = ones, .v = ones, .scale = scale});
     for (std::size_t i = 0; i < r.o.size(); ++i) {
       EXPECT_EQ(r.o[i], 4 * scale * static_cast<double>(i / 4 + 1));
     }
@@ -120,13 +118,8 @@ TEST(GatedDeltaRuleReference, AnyHeadDims) {
       values v;
       for (const double x : {1.0, 2.0, 3.0}) v.insert(v.end(), static_cast<std::size_t>(dv), x);
       const double root = std::sqrt(static_cast<double>(dk));
-      const auto r = run_head<double, rule::delta>({.dk = dk,
-                                                    .dv = dv,
-                                                    .q = rows(3 * dk, 1),
-                                                    .k = rows(3 * dk, 1 / root),
-                                                    .v = v,
-                                                    .g = {},
-                                                    .beta = {1, 1, 1}});
+      const auto r = run_head<double, rule::delta>(
+          {.dk = dk, .dv = dv, .q = rows(3 * dk, 1), .k = rows(3 * dk, 1 / root), .v = v, .g = {}, .beta = {1, 1, 1}});
       for (std::size_t i = 0; i < v.size(); ++i) EXPECT_NEAR(r.o[i], root * v[i], 1e-12 * root);
     }
   }
@@ -180,8 +173,7 @@ TEST(GatedDeltaRuleReference, NoDecayEqualsTheUngatedRule) {
 // bugs B038: strong decay and a fresh write at each token.
 TEST(GatedDeltaRuleReference, StrongDecay) {
   const std::size_t T = 64;
-  head in{
-      .dk = 4, .dv = 1, .q = values(4 * T, 0), .k = {}, .v = {}, .g = values(T, -20), .beta = values(T, 1)};
+  head in{.dk = 4, .dv = 1, .q = values(4 * T, 0), .k = {}, .v = {}, .g = values(T, -20), .beta = values(T, 1)};
   for (std::size_t t = 0; t < T; ++t) {
     in.q[4 * t + t % 4] = 1;
     in.v.push_back(static_cast<double>(t + 1));
@@ -198,8 +190,8 @@ TEST(GatedDeltaRuleReference, StrongDecay) {
 // bugs B040, B041: every strength of decay against the closed form of a scalar recurrence; -inf clears the
 // state.
 TEST(GatedDeltaRuleReference, DecayOfAnyStrength) {
-  for (const double g : {0.0, -1e-4, -1.0, -2.5, -3.0, -5.0, -5.5, -5.9, -8.0, -11.0, -20.0, -88.0, -104.0,
-                         -1000.0, -infinity}) {
+  for (const double g :
+       {0.0, -1e-4, -1.0, -2.5, -3.0, -5.0, -5.5, -5.9, -8.0, -11.0, -20.0, -88.0, -104.0, -1000.0, -infinity}) {
     const std::size_t T = 129;
     const double root = std::sqrt(1.0 / 16);
     const auto r = run_head({.dk = 16,
@@ -277,8 +269,7 @@ TEST(GatedDeltaRuleReference, KeyMajorStates) {
 TEST(GatedDeltaRuleReference, EmptySequences) {
   std::mt19937 rng(12);
   delta_problem<double> p(
-      delta_shape{.B = 1, .T = 6, .HK = 1, .HV = 1, .dk = 2, .dv = 2, .scale = 1, .lengths = {0, 3, 0, 3, 0}},
-      rng);
+      delta_shape{.B = 1, .T = 6, .HK = 1, .HV = 1, .dk = 2, .dv = 2, .scale = 1, .lengths = {0, 3, 0, 3, 0}}, rng);
   const auto repeat = [&](auto& t, const values& once) {
     auto v = once;
     v.insert(v.end(), once.begin(), once.end());
@@ -308,8 +299,7 @@ TEST(GatedDeltaRuleReference, EmptySequences) {
 TEST(GatedDeltaRuleReference, GroupedHeadsAreConsecutive) {
   std::mt19937 rng(13);
   delta_problem<double, rule::linear> p(
-      delta_shape{.B = 1, .T = 1, .HK = 2, .HV = 4, .dk = 1, .dv = 1, .initial_state = false, .scale = 1},
-      rng);
+      delta_shape{.B = 1, .T = 1, .HK = 2, .HV = 4, .dk = 1, .dv = 1, .initial_state = false, .scale = 1}, rng);
   p.q.assign({1, 1});
   p.k.assign({1, 10});
   p.v.assign({1, 1, 1, 1});
@@ -320,16 +310,10 @@ TEST(GatedDeltaRuleReference, GroupedHeadsAreConsecutive) {
 // A zero row stays zero, with eps 0 too; a row is divided by sqrt(sum + eps).
 TEST(GatedDeltaRuleReference, L2Norm) {
   std::mt19937 rng(14);
-  delta_problem<double, rule::linear> p(delta_shape{.B = 1,
-                                                    .T = 2,
-                                                    .HK = 1,
-                                                    .HV = 1,
-                                                    .dk = 2,
-                                                    .dv = 1,
-                                                    .initial_state = false,
-                                                    .qk_l2norm = true,
-                                                    .scale = 1},
-                                        rng);
+  delta_problem<double, rule::linear> p(
+      delta_shape{
+          .B = 1, .T = 2, .HK = 1, .HV = 1, .dk = 2, .dv = 1, .initial_state = false, .qk_l2norm = true, .scale = 1},
+      rng);
   p.q.assign({1, 0, 0, 0});
   p.k.assign({3, 4, 0, 0});
   p.v.assign({10, 10});
@@ -368,8 +352,7 @@ class parallel_form {
 
   [[nodiscard]] row load(const tensor<Scalar, 4>& x, std::int64_t b, std::int64_t t, std::int64_t h) const {
     row r;
-    for (std::int64_t i = 0; i < dk_; ++i)
-      r.push_back(x.view()(b, t, h * x.extents()[2] / o.extents()[2], i));
+    for (std::int64_t i = 0; i < dk_; ++i) r.push_back(x.view()(b, t, h * x.extents()[2] / o.extents()[2], i));
     if (p_.qk_l2norm) {
       const Scalar length = std::sqrt(dot(r, r) + Scalar(1e-6));
       for (auto& e : r) e /= length;
@@ -410,8 +393,7 @@ class parallel_form {
         Scalar write = p_.v.view()(b, t, h, i);
         if constexpr (Rule::has_beta) {
           write -= first * state(b, h, i, k[at(t)]);
-          for (std::int64_t s = 0; s < t; ++s)
-            write -= factor[at(s)] * dot(k[at(s)], k[at(t)]) * u[at(s)][at(i)];
+          for (std::int64_t s = 0; s < t; ++s) write -= factor[at(s)] * dot(k[at(s)], k[at(t)]) * u[at(s)][at(i)];
           write *= p_.beta.view()(b, t, h);
         }
         u[at(t)].push_back(write);
@@ -422,8 +404,7 @@ class parallel_form {
     }
     for (std::int64_t i = 0; i < dv_; ++i) {
       for (std::int64_t j = 0; j < dk_; ++j) {
-        Scalar S =
-            p_.initial_state ? decay(b, h, T_ - 1, -1) * p_.initial_state.view()(b, h, i, j) : Scalar(0);
+        Scalar S = p_.initial_state ? decay(b, h, T_ - 1, -1) * p_.initial_state.view()(b, h, i, j) : Scalar(0);
         for (std::int64_t s = 0; s < T_; ++s) S += decay(b, h, T_ - 1, s) * u[at(s)][at(i)] * k[at(s)][at(j)];
         final_state.view()(b, h, i, j) = S;
       }
@@ -509,8 +490,7 @@ TYPED_TEST(GatedDeltaRuleOfRule, PackedEqualsSeparate) {
 
 TYPED_TEST(GatedDeltaRuleOfRule, SplitAndResume) {  // bugs B017, B095
   std::mt19937 rng(19);
-  expect_split_resumes(delta_problem<float, TypeParam, double>(delta_shape{.T = 65}, rng),
-                       {0, 1, 2, 40, 63, 64, 65});
+  expect_split_resumes(delta_problem<float, TypeParam, double>(delta_shape{.T = 65}, rng), {0, 1, 2, 40, 63, 64, 65});
 }
 
 TYPED_TEST(GatedDeltaRuleOfRule, EmptyKeepsTheState) {
@@ -537,10 +517,9 @@ TEST(GatedDeltaRuleReference, StridesChangeNothing) {
 
 template <class Types>
 class GatedDeltaRuleTyped : public ::testing::Test {};
-using data_and_state =
-    ::testing::Types<std::tuple<double, double>, std::tuple<float, float>, std::tuple<float, double>,
-                     std::tuple<float, bfloat16>, std::tuple<half, float>, std::tuple<half, half>,
-                     std::tuple<bfloat16, float>, std::tuple<bfloat16, bfloat16>>;
+using data_and_state = ::testing::Types<std::tuple<double, double>, std::tuple<float, float>, std::tuple<float, double>,
+                                        std::tuple<float, bfloat16>, std::tuple<half, float>, std::tuple<half, half>,
+                                        std::tuple<bfloat16, float>, std::tuple<bfloat16, bfloat16>>;
 struct data_and_state_names {
   template <class Types>
   static std::string GetName(int) {
@@ -550,8 +529,7 @@ struct data_and_state_names {
 };
 TYPED_TEST_SUITE(GatedDeltaRuleTyped, data_and_state, data_and_state_names);
 template <class Types>
-using problem_of =
-    delta_problem<std::tuple_element_t<0, Types>, rule::gated_delta, std::tuple_element_t<1, Types>>;
+using problem_of = delta_problem<std::tuple_element_t<0, Types>, rule::gated_delta, std::tuple_element_t<1, Types>>;
 
 TYPED_TEST(GatedDeltaRuleTyped, RoundsOnce) {
   std::mt19937 rng(21);
@@ -564,8 +542,7 @@ TYPED_TEST(GatedDeltaRuleTyped, StepEqualsForward) {  // bugs B104, B106
   std::mt19937 rng(22);
   for (const std::int64_t tokens : {1, 2, 3, 4, 5, 6, 7, 8}) {
     expect_step_equals_forward(
-        problem_of<TypeParam>(
-            delta_shape{.B = 4, .T = tokens == 1 ? 4 : 2 * tokens, .qk_l2norm = tokens == 3}, rng),
+        problem_of<TypeParam>(delta_shape{.B = 4, .T = tokens == 1 ? 4 : 2 * tokens, .qk_l2norm = tokens == 3}, rng),
         tokens);
   }
 }

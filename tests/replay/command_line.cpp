@@ -3,54 +3,31 @@
 // replay as its users meet it: arguments in, lines and an exit status out.
 
 #include "replay/edited_case.hpp"
+#include "support/run_program.hpp"
 
 #include <polystate/interop/safetensors.hpp>
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string>
 
 namespace {
 
 namespace st = polystate::safetensors;
+using polystate::testing::content_of;
 using polystate::testing::edited_case;
-
-struct finished {
-  int status;
-  std::string out;
-  std::string err;
-};
-
-std::string content(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
+using polystate::testing::finished_program;
+using polystate::testing::run_program;
+using polystate::testing::temporary_folder;
 
 class replay_program : public ::testing::Test {
  protected:
-  void SetUp() override {
-    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = std::filesystem::path(::testing::TempDir()) / (std::string("replay_") + test->name());
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
+  [[nodiscard]] std::string in_folder(const std::string& name) const { return folder_.file(name); }
 
-  [[nodiscard]] std::string in_folder(const std::string& name) const { return (folder_ / name).string(); }
-
-  [[nodiscard]] finished run(const std::string& arguments) const {
-    const std::string out = in_folder("out.txt");
-    const std::string err = in_folder("err.txt");
-    const std::string command = "'" REPLAY_PROGRAM "' " + arguments + " >'" + out + "' 2>'" + err + "'";
-    const int status = std::system(command.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, content(out), content(err)};
-  }
+  static finished_program run(const std::string& arguments) { return run_program(REPLAY_PROGRAM, arguments); }
 
   /// A copy of the case with the edit made.
   template <class Edit>
@@ -65,7 +42,7 @@ class replay_program : public ::testing::Test {
   static std::string golden(const std::string& name) { return REPLAY_CASES "/" + name + ".safetensors"; }
 
  private:
-  std::filesystem::path folder_;
+  temporary_folder folder_;
 };
 
 const std::string basic = "causal_conv1d__basic";
@@ -223,7 +200,7 @@ TEST_F(replay_program, a_parameter_of_another_type_is_malformed) {
 
 TEST_F(replay_program, unreadable_files) {
   const auto truncated = in_folder("truncated.safetensors");
-  std::ofstream(truncated) << content(golden(basic)).substr(0, 5000);
+  std::ofstream(truncated) << content_of(golden(basic)).substr(0, 5000);
   for (const std::string& path : {in_folder("missing"), in_folder("."), truncated}) {
     const auto r = run(path);
     EXPECT_EQ(r.status, 2);

@@ -127,9 +127,7 @@ struct router_of<router::top_k<Router>> {
   static std::string name() { return "top_k_" + router_of<Router>::name(); }
   template <class Data>
   static router::top_k<Router> view(const router_operands<Data>& o, bool shared_kq) {
-    return {.of = router_of<Router>::view(o, shared_kq),
-            .k = o.options.k,
-            .keep_current = o.options.keep_current};
+    return {.of = router_of<Router>::view(o, shared_kq), .k = o.options.k, .keep_current = o.options.keep_current};
   }
 };
 
@@ -156,43 +154,41 @@ template <class Router>
 struct direct_weights;
 template <>
 struct direct_weights<router::uniform> {
-  static std::vector<double> of(const router_operands<double>&, const token_scores& s, std::int64_t,
-                                std::int64_t, std::int64_t) {
+  static std::vector<double> of(const router_operands<double>&, const token_scores& s, std::int64_t, std::int64_t,
+                                std::int64_t) {
     return std::vector<double>(s.r_mu.size(), 1 / static_cast<double>(s.r_mu.size()));
   }
 };
 template <>
 struct direct_weights<router::position<double>> {
-  static std::vector<double> of(const router_operands<double>& o, const token_scores& s, std::int64_t b,
-                                std::int64_t t, std::int64_t h) {
+  static std::vector<double> of(const router_operands<double>& o, const token_scores& s, std::int64_t b, std::int64_t t,
+                                std::int64_t h) {
     const auto n = static_cast<std::int64_t>(s.r_mu.size());
     std::vector<double> w;
     for (std::int64_t l = 0; l < n; ++l) {
-      w.push_back(o.weights.view()(
-          b, t, h, o.options.position_index == position_index::age ? n - 1 - l : s.first + l));
+      w.push_back(o.weights.view()(b, t, h, o.options.position_index == position_index::age ? n - 1 - l : s.first + l));
     }
     return o.options.position_norm == position_norm::none ? w : direct_softmax(w);
   }
 };
 template <>
 struct direct_weights<router::meanpool<double>> {
-  static std::vector<double> of(const router_operands<double>&, const token_scores& s, std::int64_t,
-                                std::int64_t, std::int64_t) {
+  static std::vector<double> of(const router_operands<double>&, const token_scores& s, std::int64_t, std::int64_t,
+                                std::int64_t) {
     return direct_softmax(s.r_mu);
   }
 };
 template <>
 struct direct_weights<router::merlin<double>> {
-  static std::vector<double> of(const router_operands<double>& o, token_scores s, std::int64_t b,
-                                std::int64_t t, std::int64_t h) {
+  static std::vector<double> of(const router_operands<double>& o, token_scores s, std::int64_t b, std::int64_t t,
+                                std::int64_t h) {
     for (double& x : s.r_mu) x *= o.tau_mu.view()(h);
     for (double& x : s.r_sigma) x *= o.tau_sigma.view()(h);
     const auto by_mean = direct_softmax(s.r_mu);
     const auto by_variance = direct_softmax(s.r_sigma);
     const double gamma = o.gamma.view()(b, t, h);
     std::vector<double> w;
-    for (std::size_t l = 0; l < by_mean.size(); ++l)
-      w.push_back(gamma * by_mean[l] + (1 - gamma) * by_variance[l]);
+    for (std::size_t l = 0; l < by_mean.size(); ++l) w.push_back(gamma * by_mean[l] + (1 - gamma) * by_variance[l]);
     return w;
   }
 };
@@ -201,15 +197,14 @@ struct direct_weights<router::cumulant<double>> {
   static std::vector<double> of(const router_operands<double>& o, token_scores s, std::int64_t, std::int64_t,
                                 std::int64_t h) {
     const double delta = o.delta.view()(h);
-    for (std::size_t l = 0; l < s.r_mu.size(); ++l)
-      s.r_mu[l] = delta * s.r_mu[l] + delta * delta / 2 * s.r_sigma[l];
+    for (std::size_t l = 0; l < s.r_mu.size(); ++l) s.r_mu[l] = delta * s.r_mu[l] + delta * delta / 2 * s.r_sigma[l];
     return direct_softmax(s.r_mu);
   }
 };
 template <class Router>
 struct direct_weights<router::top_k<Router>> {
-  static std::vector<double> of(const router_operands<double>& o, const token_scores& s, std::int64_t b,
-                                std::int64_t t, std::int64_t h) {
+  static std::vector<double> of(const router_operands<double>& o, const token_scores& s, std::int64_t b, std::int64_t t,
+                                std::int64_t h) {
     auto w = direct_weights<Router>::of(o, s, b, t, h);
     const auto k = static_cast<std::size_t>(o.options.k);
     if (w.size() <= k) return w;

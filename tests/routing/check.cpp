@@ -144,8 +144,7 @@ TEST(RoutingCheck, KeptWeightsThatSumToZero) {
   c.expect_accepted();
   for (std::int64_t a = 0; a < 3; ++a) c.router.weights.view()(1, 9, 2, a) = a == 1 ? -3.0f : 0.0f;
   EXPECT_TRUE(check(c.args).ok());
-  c.expect_refused(error_code::value, "router.weights",
-                   "the kept weights of batch entry 1, token 9, head 2 sum to 0");
+  c.expect_refused(error_code::value, "router.weights", "the kept weights of batch entry 1, token 9, head 2 sum to 0");
   c.args.router.k = 3;  // all three are seen: nothing is divided
   c.expect_accepted();
   c.args.router.of.position_norm = position_norm::softmax;
@@ -164,8 +163,7 @@ TEST(RoutingCheck, BoundariesContents) {
       .lam = lam.view()};
   EXPECT_TRUE(check(on_reference{}, args).ok());
   cuts.assign({0, 2, 10});
-  EXPECT_TRUE(
-      refuses(try_routing(on_reference{}, args), error_code::value, "separation.boundaries", "T = 11"));
+  EXPECT_TRUE(refuses(try_routing(on_reference{}, args), error_code::value, "separation.boundaries", "T = 11"));
   args.separation.boundaries = args.separation.boundaries.slice(0, 0, 2);
   EXPECT_TRUE(refuses(check(args), error_code::shape, "separation.boundaries", "(L+1) = (3)"));
   EXPECT_TRUE(bitwise_equal(lam, tensor<float, 4>(lam.extents()))) << "written to";

@@ -96,10 +96,10 @@ struct router_names {
 };
 template <class Router>
 using k_of = router::top_k<Router>;
-using routers = ::testing::Types<router::uniform, router::position<double>, router::meanpool<double>,
-                                 router::merlin<double>, router::cumulant<double>, k_of<router::uniform>,
-                                 k_of<router::position<double>>, k_of<router::meanpool<double>>,
-                                 k_of<router::merlin<double>>, k_of<router::cumulant<double>>>;
+using routers =
+    ::testing::Types<router::uniform, router::position<double>, router::meanpool<double>, router::merlin<double>,
+                     router::cumulant<double>, k_of<router::uniform>, k_of<router::position<double>>,
+                     k_of<router::meanpool<double>>, k_of<router::merlin<double>>, k_of<router::cumulant<double>>>;
 TYPED_TEST_SUITE(EveryRouter, routers, router_names);
 
 const std::vector<std::int32_t> cuts = {0, 1, 4, 6, 11};
@@ -122,8 +122,7 @@ TYPED_TEST(EveryRouter, Options) {
       for (const std::int64_t k : {1, 2, 3}) {
         for (const bool keep_current : {false, true}) {
           const routing_problem<double> p(
-              {}, {.position_index = index, .position_norm = norm, .k = k, .keep_current = keep_current}, rng,
-              4);
+              {}, {.position_index = index, .position_norm = norm, .k = k, .keep_current = keep_current}, rng, 4);
           expect_definition<TypeParam>(p, separation::uniform{2});
         }
       }
@@ -166,9 +165,8 @@ TYPED_TEST(EveryRouter, WeightsSumToOneOverTheVisible) {
 
 TYPED_TEST(EveryRouter, ZeroTokensAndOneToken) {
   std::mt19937 rng(4);
-  EXPECT_TRUE(run<TypeParam>(routing_problem<double>({.T = 0}, {.T = 0}, rng), separation::uniform{3})
-                  .lam.values()
-                  .empty());
+  EXPECT_TRUE(
+      run<TypeParam>(routing_problem<double>({.T = 0}, {.T = 0}, rng), separation::uniform{3}).lam.values().empty());
   const auto one = run<TypeParam>(routing_problem<double>({.T = 1}, {.T = 1}, rng), separation::uniform{3});
   for (const double w : one.lam.values()) EXPECT_EQ(w, 1);
 }
@@ -179,8 +177,7 @@ TYPED_TEST(EveryRouter, TopKOfAllChangesNothing) {
   if constexpr (!is_top_k<TypeParam>) {
     for (const auto norm : {position_norm::softmax, position_norm::none}) {
       for (const bool keep_current : {false, true}) {
-        const routing_problem<double> p({}, {.position_norm = norm, .k = 6, .keep_current = keep_current},
-                                        rng);
+        const routing_problem<double> p({}, {.position_norm = norm, .k = 6, .keep_current = keep_current}, rng);
         EXPECT_TRUE(bitwise_equal(run<TypeParam>(p, separation::uniform{2}).lam,
                                   run<router::top_k<TypeParam>>(p, separation::uniform{2}).lam));
       }
@@ -296,8 +293,7 @@ TEST(RoutingReference, NanStaysInItsTokenAndHeads) {
   const auto lam = run<router::merlin<double>>(p, separation::uniform{3}).lam;
   for (std::int64_t b = 0; b < 2; ++b) {
     for (std::int64_t t = 0; t < 11; ++t) {
-      for (std::int64_t h = 0; h < 4; ++h)
-        EXPECT_EQ(std::isnan(lam.view()(b, t, h, 0)), b == 1 && t == 5 && h >= 2);
+      for (std::int64_t h = 0; h < 4; ++h) EXPECT_EQ(std::isnan(lam.view()(b, t, h, 0)), b == 1 && t == 5 && h >= 2);
     }
   }
 }

@@ -123,8 +123,7 @@ inline summed_moments direct_moments(const routing_keys<double>& keys, std::int6
       weight *= keys.beta.view()(b, t, head);
       for (std::int64_t r = t + 1; r <= now; ++r) {
         const auto later = key(r);
-        const double erased =
-            o.moment_rule == moment_rule::delta ? keys.beta.view()(b, r, head) * dot(row, later) : 0;
+        const double erased = o.moment_rule == moment_rule::delta ? keys.beta.view()(b, r, head) * dot(row, later) : 0;
         for (std::size_t i = 0; i < dr; ++i)
           row[i] = std::exp(keys.g.view()(b, r, head)) * (row[i] - erased * later[i]);
       }

@@ -29,8 +29,7 @@ moments<Data> run(const routing_keys<Data>& keys, const Separation& separation, 
                   std::int64_t packed_segments = 0) {
   const auto& s = keys.options;
   const std::int64_t L = cu_seqlens ? packed_segments : separation.count(s.T);
-  moments<Data> out{tensor<acc_t<Data>, 4>({s.B, L, s.HR, s.dr}),
-                    tensor<acc_t<Data>, 5>({s.B, L, s.HR, s.dr, s.dr})};
+  moments<Data> out{tensor<acc_t<Data>, 4>({s.B, L, s.HR, s.dr}), tensor<acc_t<Data>, 5>({s.B, L, s.HR, s.dr, s.dr})};
   segment_moments(on_reference{}, segment_moments_args<Data, Separation>{.moments = keys.view(),
                                                                          .separation = separation,
                                                                          .cu_seqlens = cu_seqlens,
@@ -46,8 +45,7 @@ moments<double> summed(const routing_keys<double>& keys, const Separation& separ
   const auto& s = keys.options;
   const auto segments = segments_of(separation, s.T);
   const auto L = static_cast<std::int64_t>(segments.size());
-  moments<double> want{tensor<double, 4>({s.B, L, s.HR, s.dr}),
-                       tensor<double, 5>({s.B, L, s.HR, s.dr, s.dr})};
+  moments<double> want{tensor<double, 4>({s.B, L, s.HR, s.dr}), tensor<double, 5>({s.B, L, s.HR, s.dr, s.dr})};
   std::vector<double> mu;
   std::vector<double> Sigma;
   for (std::int64_t b = 0; b < s.B; ++b) {
@@ -80,8 +78,7 @@ TEST(SegmentMomentsReference, ByHand) {
   keys.k = tensor<double, 4>({1, 3, 1, 2});
   keys.k.assign({1, 2, 3, -4, 5, 6});
   auto out = run(keys, separation::uniform{2});
-  EXPECT_EQ(out.mu.values(),
-            (std::vector<double>{2, -1, 2.5, 3}));  // the partial segment is divided by 2 too
+  EXPECT_EQ(out.mu.values(), (std::vector<double>{2, -1, 2.5, 3}));  // the partial segment is divided by 2 too
   EXPECT_EQ(out.Sigma.values(), (std::vector<double>{5, -5, -5, 10, 12.5, 15, 15, 18}));
   keys.options.divide_by = divide_by::count;
   out = run(keys, separation::uniform{2});
@@ -126,22 +123,20 @@ TEST(SegmentMomentsReference, AreDeltaRulesOfTheKey) {
       }
     }
     if (rule == moment_rule::delta) {
-      gated_delta_rule(on_reference{},
-                       gated_delta_rule_args<double, rule::gated_delta>{.q = keys.k.view(),
-                                                                        .k = keys.k.view(),
-                                                                        .v = v.view(),
-                                                                        .g = keys.g.view(),
-                                                                        .beta = keys.beta.view(),
-                                                                        .o = o.view(),
-                                                                        .final_state = state.view()});
+      gated_delta_rule(on_reference{}, gated_delta_rule_args<double, rule::gated_delta>{.q = keys.k.view(),
+                                                                                        .k = keys.k.view(),
+                                                                                        .v = v.view(),
+                                                                                        .g = keys.g.view(),
+                                                                                        .beta = keys.beta.view(),
+                                                                                        .o = o.view(),
+                                                                                        .final_state = state.view()});
     } else {
-      gated_delta_rule(on_reference{},
-                       gated_delta_rule_args<double, rule::gated>{.q = keys.k.view(),
-                                                                  .k = keys.k.view(),
-                                                                  .v = v.view(),
-                                                                  .g = keys.g.view(),
-                                                                  .o = o.view(),
-                                                                  .final_state = state.view()});
+      gated_delta_rule(on_reference{}, gated_delta_rule_args<double, rule::gated>{.q = keys.k.view(),
+                                                                                  .k = keys.k.view(),
+                                                                                  .v = v.view(),
+                                                                                  .g = keys.g.view(),
+                                                                                  .o = o.view(),
+                                                                                  .final_state = state.view()});
     }
     for (std::int64_t r = 0; r < HR; ++r) {
       for (std::int64_t j = 0; j < dr; ++j) {

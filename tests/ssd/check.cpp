@@ -28,8 +28,7 @@ class SsdCheck : public ::testing::Test {
       EXPECT_EQ(e.status().argument, argument);
       EXPECT_EQ(std::string(e.what()).rfind("ssd: " + argument, 0), 0u) << e.what();
     }
-    EXPECT_TRUE(all_are(p.y.view(), std::nan("")) && all_are(p.final_state.view(), std::nan("")))
-        << "written to";
+    EXPECT_TRUE(all_are(p.y.view(), std::nan("")) && all_are(p.final_state.view(), std::nan(""))) << "written to";
     args = p.args();
   }
 };
@@ -77,8 +76,7 @@ TEST_F(SsdCheck, Shapes) {
   args.dt_bias = args.dt_bias.slice(0, 0, 1);
   expect_refused(error_code::shape, "dt_bias", "shape (1), supported: (H) = (4)");
   args.initial_state = args.initial_state.permuted({0, 1, 3, 2});
-  expect_refused(error_code::shape, "initial_state",
-                 "shape (2, 4, 5, 3), supported: (S, H, P, N) = (2, 4, 3, 5)");
+  expect_refused(error_code::shape, "initial_state", "shape (2, 4, 5, 3), supported: (S, H, P, N) = (2, 4, 3, 5)");
   args.y = args.y.slice(2, 0, 2);
   expect_refused(error_code::shape, "y", "shape (2, 17, 2, 3)");
   args.final_state = args.final_state.slice(0, 0, 1);
@@ -269,8 +267,8 @@ TEST_F(SsdStepCheck, IndexContents) {  // bugs B107
   refused_contents({1, 0}, {0, 2}, "read_indices", "slot 0 is read by row 1 and written by row 0");
   read.assign({1, 1});
   args.write_indices = {};
-  EXPECT_TRUE(refuses(check(on_reference{}, args), error_code::value, "read_indices",
-                      "slot 1 is written by rows 0 and 1"));
+  EXPECT_TRUE(
+      refuses(check(on_reference{}, args), error_code::value, "read_indices", "slot 1 is written by rows 0 and 1"));
 }
 
 }  // namespace

@@ -26,8 +26,8 @@ void expect_near(const values& got, const values& want, double tolerance) {
 
 // One batch entry in which every operand is one number: x = B = C = 1, A = -1, no skip, gate or bias.
 template <class Data = double>
-ssd_problem<Data> constant(std::int64_t T, double dt, std::int64_t H = 1, std::int64_t G = 1,
-                           std::int64_t P = 1, std::int64_t N = 1) {
+ssd_problem<Data> constant(std::int64_t T, double dt, std::int64_t H = 1, std::int64_t G = 1, std::int64_t P = 1,
+                           std::int64_t N = 1) {
   std::mt19937 rng(1);
   ssd_problem<Data> p(ssd_shape{.B = 1,
                                 .T = T,
@@ -80,8 +80,8 @@ TEST(SsdReference, PackedInitialStates) {
   fill_state(p, {10, 20});
   ssd(on_reference{}, p.args());
   expect_near(p.y.values(),
-              {9.148374, 8.377791, 7.680539, 7.049639, 6.478777, 18.196748, 16.565099, 15.088721, 13.752840,
-               12.544084, 11.450356, 10.460711, 9.565243},
+              {9.148374, 8.377791, 7.680539, 7.049639, 6.478777, 18.196748, 16.565099, 15.088721, 13.752840, 12.544084,
+               11.450356, 10.460711, 9.565243},
               1e-6);
   expect_near(p.final_state.values(), {6.478777, 9.565243}, 1e-6);
 }
@@ -128,8 +128,7 @@ TEST(SsdReference, StepLength) {
     const auto d = step_lengths(bias, true, 0, infinity);
     for (std::size_t i = 0; i < raw.size(); ++i) EXPECT_NEAR(d[i], soft[i], 2e-7 * soft[i]) << i;
     expect_near(step_lengths(bias, true, 0.001, 0.1), {0.001, 0.001, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1}, 1e-15);
-    expect_near(step_lengths(bias, false, 0.001, 50), {0.001, 0.001, 0.001, 19.999, 20, 20.001, 50, 50},
-                1e-12);
+    expect_near(step_lengths(bias, false, 0.001, 50), {0.001, 0.001, 0.001, 19.999, 20, 20.001, 50, 50}, 1e-12);
   }
 }
 
@@ -230,8 +229,7 @@ class pair_sum {
  public:
   tensor<Scalar, 4> y, final_state;
 
-  explicit pair_sum(const ssd_problem<Scalar>& p)
-      : y(p.y.extents()), final_state(p.final_state.extents()), p_(p) {
+  explicit pair_sum(const ssd_problem<Scalar>& p) : y(p.y.extents()), final_state(p.final_state.extents()), p_(p) {
     const auto [batches, T, H, P] = y.extents();
     const std::int64_t N = p.B.extents()[3];
     const auto x = p.x.view(), B = p.B.view(), C = p.C.view(), S0 = p.initial_state.view();
@@ -242,8 +240,7 @@ class pair_sum {
         for (std::int64_t t = 0; t < T; ++t) {
           for (std::int64_t i = 0; i < P; ++i) {
             Scalar sum = skip ? skip(h, i) * x(b, t, h, i) : Scalar(0);
-            for (std::int64_t n = 0; S0 && n < N; ++n)
-              sum += decay(b, h, t, -1) * S0(b, h, i, n) * C(b, t, group, n);
+            for (std::int64_t n = 0; S0 && n < N; ++n) sum += decay(b, h, t, -1) * S0(b, h, i, n) * C(b, t, group, n);
             for (std::int64_t s = 0; s <= t; ++s) {
               Scalar match = 0;
               for (std::int64_t n = 0; n < N; ++n) match += B(b, s, group, n) * C(b, t, group, n);
@@ -299,8 +296,8 @@ TEST(SsdReference, EqualsThePairSum) {
     for (const auto& [H, G] : {std::pair{1, 1}, std::pair{6, 2}}) {
       for (const bool with_state : {false, true}) {
         expect_pair_sum(
-            ssd_problem<double>(
-                ssd_shape{.B = 1, .T = T, .H = H, .G = G, .P = 3, .N = 5, .initial_state = with_state}, rng),
+            ssd_problem<double>(ssd_shape{.B = 1, .T = T, .H = H, .G = G, .P = 3, .N = 5, .initial_state = with_state},
+                                rng),
             1e-12, "T " + std::to_string(T));
       }
     }
@@ -388,10 +385,9 @@ TEST(SsdReference, StridesChangeNothing) {
 
 template <class Types>
 class SsdTyped : public ::testing::Test {};
-using data_and_state =
-    ::testing::Types<std::tuple<double, double>, std::tuple<float, float>, std::tuple<float, double>,
-                     std::tuple<float, bfloat16>, std::tuple<half, float>, std::tuple<half, half>,
-                     std::tuple<bfloat16, float>, std::tuple<bfloat16, bfloat16>>;
+using data_and_state = ::testing::Types<std::tuple<double, double>, std::tuple<float, float>, std::tuple<float, double>,
+                                        std::tuple<float, bfloat16>, std::tuple<half, float>, std::tuple<half, half>,
+                                        std::tuple<bfloat16, float>, std::tuple<bfloat16, bfloat16>>;
 struct data_and_state_names {
   template <class Types>
   static std::string GetName(int) {

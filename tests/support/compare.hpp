@@ -39,8 +39,7 @@ struct roundoff<bfloat16> {
 /// absolute values of the terms, from the reference run on absolute values; c is one number an operator. The
 /// measured c is printed beside the bound. A NaN passes only where the reference has one.
 template <class T, int Rank>
-::testing::AssertionResult within_elementwise_bound(const tensor<T, Rank>& got,
-                                                    const tensor<double, Rank>& want,
+::testing::AssertionResult within_elementwise_bound(const tensor<T, Rank>& got, const tensor<double, Rank>& want,
                                                     const tensor<double, Rank>& magnitude, double c) {
   const auto g = got.values();
   const auto w = want.values();
@@ -50,8 +49,7 @@ template <class T, int Rank>
   for (std::size_t i = 0; i < g.size(); ++i) {
     const double x = static_cast<double>(g[i]);
     if (std::isnan(x) != std::isnan(w[i])) {
-      return ::testing::AssertionFailure()
-             << "element " << i << " is " << x << ", the reference has " << w[i];
+      return ::testing::AssertionFailure() << "element " << i << " is " << x << ", the reference has " << w[i];
     }
     if (std::isnan(x) || x == w[i]) continue;
     const double allowed_rounding = roundoff<T>::unit * std::abs(w[i]) + roundoff<T>::tiny;
@@ -91,9 +89,8 @@ template <class T, int Rank>
   if (x.size() != y.size()) return ::testing::AssertionFailure() << "sizes differ";
   for (std::size_t i = 0; i < x.size(); ++i) {
     if (std::memcmp(&x[i], &y[i], sizeof(T)) != 0) {
-      return ::testing::AssertionFailure()
-             << "first difference at element " << i << ": " << static_cast<double>(x[i]) << " and "
-             << static_cast<double>(y[i]);
+      return ::testing::AssertionFailure() << "first difference at element " << i << ": " << static_cast<double>(x[i])
+                                           << " and " << static_cast<double>(y[i]);
     }
   }
   return ::testing::AssertionSuccess();

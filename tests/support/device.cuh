@@ -30,9 +30,7 @@ class device_memory {
   explicit device_memory(std::size_t bytes) : bytes_(bytes) {
     if (bytes > 0) POLYSTATE_CUDA_REQUIRE(cudaMalloc(&data_, bytes));
   }
-  device_memory(device_memory&& other) noexcept : data_(other.data_), bytes_(other.bytes_) {
-    other.data_ = nullptr;
-  }
+  device_memory(device_memory&& other) noexcept : data_(other.data_), bytes_(other.bytes_) { other.data_ = nullptr; }
   device_memory& operator=(device_memory&&) = delete;
   ~device_memory() { static_cast<void>(cudaFree(data_)); }
 

@@ -31,8 +31,7 @@ namespace polystate::testing {
 
 /// The view, or an absent one as it is.
 template <class T, int Rank>
-tensor_view<T, Rank> part_of(const tensor_view<T, Rank>& view, int dim, std::int64_t begin,
-                             std::int64_t end) {
+tensor_view<T, Rank> part_of(const tensor_view<T, Rank>& view, int dim, std::int64_t begin, std::int64_t end) {
   return view ? view.slice(dim, begin, end) : view;
 }
 
@@ -114,8 +113,7 @@ void expect_packed_equals_separate(P packed) {
     args.final_state = last.view();
     P::output_of(args) = out.view();
     P::run(on_reference{}, args);
-    EXPECT_TRUE(same_bits(P::output_of(all).slice(1, range.begin, range.end), out.view()))
-        << "sequence " << s;
+    EXPECT_TRUE(same_bits(P::output_of(all).slice(1, range.begin, range.end), out.view())) << "sequence " << s;
     EXPECT_TRUE(same_bits(packed.final_state.view().slice(0, s, s + 1), last.view())) << "sequence " << s;
   }
 }
@@ -162,8 +160,7 @@ void expect_step_equals_forward(P p, std::int64_t tokens) {
   using State = typename P::state_type;
   const double nan = std::nan("");
   p.for_each_operand([&](const char*, auto& x) {
-    for_each(x.view().slice(0, 2, 3),
-             [&](auto& e) { e = static_cast<std::remove_reference_t<decltype(e)>>(nan); });
+    for_each(x.view().slice(0, 2, 3), [&](auto& e) { e = static_cast<std::remove_reference_t<decltype(e)>>(nan); });
   });
   const auto all = p.args();
   P::run(on_reference{}, all);
@@ -262,8 +259,8 @@ void expect_causal_and_local(const P& problem, std::int64_t sequence, std::int64
           const auto row = [&](P& p) {
             return p.output().view().select(0, ranges[s].batch).select(0, ranges[s].begin + t).select(0, h);
           };
-          const std::string where = name + ": sequence " + std::to_string(s) + ", token " +
-                                    std::to_string(t) + ", head " + std::to_string(h);
+          const std::string where =
+              name + ": sequence " + std::to_string(s) + ", token " + std::to_string(t) + ", head " + std::to_string(h);
           if (reads && t == token) {
             EXPECT_FALSE(same_bits(row(before), row(after))) << where;
             EXPECT_TRUE(!std::isnan(change) || all_are(row(after), change)) << where;

@@ -56,8 +56,7 @@ class tensor {
   static constexpr std::int64_t guard = 64;  // elements
 
   tensor() = default;  // absent
-  explicit tensor(const extents_type& extents, const layout<Rank>& memory = row_major<Rank>())
-      : given_(true) {
+  explicit tensor(const extents_type& extents, const layout<Rank>& memory = row_major<Rank>()) : given_(true) {
     std::int64_t stride = 1;
     for (int i = Rank - 1; i >= 0; --i) {
       const auto d = static_cast<std::size_t>(memory.order[static_cast<std::size_t>(i)]);

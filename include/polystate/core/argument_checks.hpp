@@ -81,9 +81,8 @@ class argument_checks {
     if (failed()) return *this;
     if (!cu_seqlens) return bind("S", size("B"));
     if (size("B") != 1) {
-      return fail(
-          error_code::shape, "cu_seqlens",
-          "given with batch size " + std::to_string(size("B")) + "; packed sequences are one batch entry");
+      return fail(error_code::shape, "cu_seqlens",
+                  "given with batch size " + std::to_string(size("B")) + "; packed sequences are one batch entry");
     }
     if (cu_seqlens.extent(0) < 1) return fail(error_code::shape, "cu_seqlens", "empty; it has S+1 entries");
     return bind("S", cu_seqlens.extent(0) - 1).required("cu_seqlens", cu_seqlens, {{"S", 1}});
@@ -92,9 +91,8 @@ class argument_checks {
   /// A bound size must lie in a range. The message names the operand where it was bound.
   argument_checks& range(const char* size, const size_range& supported) {
     if (failed() || supported.contains(this->size(size))) return *this;
-    return fail(
-        error_code::unsupported, bound(size).origin,
-        std::string(size) + " = " + std::to_string(this->size(size)) + ", supported: " + supported.text());
+    return fail(error_code::unsupported, bound(size).origin,
+                std::string(size) + " = " + std::to_string(this->size(size)) + ", supported: " + supported.text());
   }
 
   /// Heads that share groups: `heads` must be a multiple of `groups`.
@@ -104,13 +102,12 @@ class argument_checks {
     const std::int64_t g = size(groups);
     if (g > 0 ? h % g == 0 : h == 0) return *this;
     return fail(error_code::shape, bound(heads).origin,
-                std::string(heads) + " = " + std::to_string(h) + ", supported: a multiple of " + groups +
-                    " = " + std::to_string(g));
+                std::string(heads) + " = " + std::to_string(h) + ", supported: a multiple of " + groups + " = " +
+                    std::to_string(g));
   }
 
   /// Any other condition.
-  argument_checks& expect(bool holds, error_code code, const char* argument,
-                          const std::string& given_and_supported) {
+  argument_checks& expect(bool holds, error_code code, const char* argument, const std::string& given_and_supported) {
     if (failed() || holds) return *this;
     return fail(code, argument, given_and_supported);
   }
@@ -189,8 +186,7 @@ class argument_checks {
   }
 
   template <class T, int Rank>
-  argument_checks& checked(const char* name, const tensor_view<T, Rank>& view,
-                           std::initializer_list<size_name> shape) {
+  argument_checks& checked(const char* name, const tensor_view<T, Rank>& view, std::initializer_list<size_name> shape) {
     // An element's offset, and the number of elements, must fit in 64 bits.
     std::int64_t reach = 0;
     std::int64_t count = 1;
@@ -207,8 +203,7 @@ class argument_checks {
       const std::int64_t stride = view.stride(i);
       std::int64_t span = 0;
       std::int64_t bytes = 0;
-      if (__builtin_mul_overflow(count, extent, &count) ||
-          __builtin_mul_overflow(extent - 1, stride, &span) ||
+      if (__builtin_mul_overflow(count, extent, &count) || __builtin_mul_overflow(extent - 1, stride, &span) ||
           __builtin_add_overflow(reach, span < 0 ? -span : span, &reach) ||
           __builtin_mul_overflow(reach, static_cast<std::int64_t>(sizeof(T)), &bytes)) {
         return fail(error_code::shape, name, "shape " + extents(view) + " reaches past 2^63 bytes");
@@ -228,8 +223,7 @@ class argument_checks {
       if (extent != size(d.name) + d.offset) return wrong_shape(name, view, shape);
     }
     if (empty) return *this;
-    if (view.data() == nullptr)
-      return fail(error_code::missing, name, "null pointer with shape " + extents(view));
+    if (view.data() == nullptr) return fail(error_code::missing, name, "null pointer with shape " + extents(view));
     if constexpr (!std::is_const_v<T>) {
       for (int k = 0; k < Rank; ++k) {
         if (view.extent(k) > 1 && view.stride(k) == 0) {
@@ -273,8 +267,7 @@ inline status check_cu_seqlens(const char* op, const index_view& cu_seqlens, std
     c.expect(cu_seqlens(i) >= cu_seqlens(i - 1), error_code::value, "cu_seqlens",
              at(i) + "at least the entry before, " + std::to_string(cu_seqlens(i - 1)));
   }
-  c.expect(cu_seqlens(last) == time, error_code::value, "cu_seqlens",
-           at(last) + "T = " + std::to_string(time));
+  c.expect(cu_seqlens(last) == time, error_code::value, "cu_seqlens", at(last) + "T = " + std::to_string(time));
   return c.result();
 }
 

@@ -51,8 +51,7 @@ struct status {
 /// The call was refused; nothing was written.
 class argument_error : public std::invalid_argument {
  public:
-  explicit argument_error(polystate::status why)
-      : std::invalid_argument(why.message()), status_(std::move(why)) {}
+  explicit argument_error(polystate::status why) : std::invalid_argument(why.message()), status_(std::move(why)) {}
   [[nodiscard]] const polystate::status& status() const { return status_; }
 
  private:

@@ -65,8 +65,7 @@ class sequences {
 };
 
 /// The group that a head uses: consecutive heads share one, head h of H uses floor(h / (H / groups)).
-POLYSTATE_HOST_DEVICE constexpr std::int64_t group_of_head(std::int64_t head, std::int64_t heads,
-                                                           std::int64_t groups) {
+POLYSTATE_HOST_DEVICE constexpr std::int64_t group_of_head(std::int64_t head, std::int64_t heads, std::int64_t groups) {
   return head / (heads / groups);
 }
 

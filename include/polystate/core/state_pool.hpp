@@ -21,8 +21,7 @@ namespace polystate::inline POLYSTATE_ABI {
 class state_pool {
  public:
   state_pool() = default;
-  POLYSTATE_HOST_DEVICE constexpr state_pool(std::int64_t slots, index_view read_indices,
-                                             index_view write_indices)
+  POLYSTATE_HOST_DEVICE constexpr state_pool(std::int64_t slots, index_view read_indices, index_view write_indices)
       : slots_(slots), read_indices_(read_indices), write_indices_(write_indices) {}
 
   [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr std::int64_t read(std::int64_t row) const {
@@ -64,8 +63,8 @@ inline status check_pool_shape(const argument_checks& bound, const index_view& r
 
 /// Checks the contents of pool indices, which must be readable here: -1 or a slot, and a slot that one row
 /// writes is neither read nor written by another row.
-inline status check_pool_indices(const char* op, std::int64_t rows, std::int64_t slots,
-                                 const index_view& read_indices, const index_view& write_indices) {
+inline status check_pool_indices(const char* op, std::int64_t rows, std::int64_t slots, const index_view& read_indices,
+                                 const index_view& write_indices) {
   argument_checks c(op);
   if (!read_indices) return c.result();
   const auto check_range = [&](const char* name, const index_view& indices) {
@@ -87,16 +86,16 @@ inline status check_pool_indices(const char* op, std::int64_t rows, std::int64_t
     if (pool.padding(b)) continue;
     auto& owner = writer[static_cast<std::size_t>(pool.write(b))];
     c.expect(owner == nobody, error_code::value, written,
-             "slot " + std::to_string(pool.write(b)) + " is written by rows " + std::to_string(owner) +
-                 " and " + std::to_string(b));
+             "slot " + std::to_string(pool.write(b)) + " is written by rows " + std::to_string(owner) + " and " +
+                 std::to_string(b));
     owner = b;
   }
   for (std::int64_t b = 0; b < rows && !c.failed(); ++b) {
     if (pool.padding(b)) continue;
     const std::int64_t owner = writer[static_cast<std::size_t>(pool.read(b))];
     c.expect(owner == nobody || owner == b, error_code::value, "read_indices",
-             "slot " + std::to_string(pool.read(b)) + " is read by row " + std::to_string(b) +
-                 " and written by row " + std::to_string(owner));
+             "slot " + std::to_string(pool.read(b)) + " is read by row " + std::to_string(b) + " and written by row " +
+                 std::to_string(owner));
   }
   return c.result();
 }

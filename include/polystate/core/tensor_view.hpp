@@ -25,13 +25,14 @@ class tensor_view {
 
   constexpr tensor_view() = default;
 
-  /// Row-major: the last index is contiguous.
+  /// Row-major: the last index is contiguous. Strides past 2^63 wrap: check() refuses such a shape.
   POLYSTATE_HOST_DEVICE constexpr tensor_view(T* data, const std::int64_t (&extents)[Rank]) : data_(data) {
     std::int64_t stride = 1;
     for (int i = Rank - 1; i >= 0; --i) {
       extents_[i] = extents[i];
       strides_[i] = stride;
-      stride *= extents[i] > 0 ? extents[i] : 1;
+      stride = static_cast<std::int64_t>(static_cast<std::uint64_t>(stride) *
+                                         static_cast<std::uint64_t>(extents[i] > 0 ? extents[i] : 1));
     }
   }
 
@@ -78,8 +79,7 @@ class tensor_view {
   /// The element at one index per dimension. Unchecked.
   template <class... Index>
   POLYSTATE_HOST_DEVICE constexpr T& operator()(Index... index) const {
-    static_assert(sizeof...(Index) == Rank && (std::is_integral_v<Index> && ...),
-                  "one integer per dimension");
+    static_assert(sizeof...(Index) == Rank && (std::is_integral_v<Index> && ...), "one integer per dimension");
     const std::int64_t at[Rank] = {static_cast<std::int64_t>(index)...};
     std::int64_t offset = 0;
     for (int i = 0; i < Rank; ++i) offset += at[i] * strides_[i];

@@ -90,8 +90,7 @@ status try_causal_conv1d(const on_cuda& exec, const causal_conv1d_args<Data>& ar
 template <class Data>
 status try_causal_conv1d_step(const on_cuda& exec, const causal_conv1d_step_args<Data>& args) {
   namespace conv1d = detail::cuda::conv1d;
-  static_assert(detail::cuda::is_element<Data>,
-                "causal_conv1d_step on_cuda takes float, half and bfloat16 data");
+  static_assert(detail::cuda::is_element<Data>, "causal_conv1d_step on_cuda takes float, half and bfloat16 data");
   const status s = check(exec, args);
   if (!s.ok()) return s;
   return conv1d::launch_step("causal_conv1d_step", exec, conv1d::make_params(args));

@@ -26,19 +26,23 @@ inline constexpr bool is_element =
     std::is_same_v<Data, float> || std::is_same_v<Data, half> || std::is_same_v<Data, bfloat16>;
 
 /// The stream must belong to the current device. The default streams (null, cudaStreamLegacy,
-/// cudaStreamPerThread) are always the current device's. Safe under graph capture.
+/// cudaStreamPerThread) are always the current device's. A stream that is being captured cannot be asked: the
+/// runtime refuses, and the capture would be lost.
 inline status check_stream(const char* op, const on_cuda& exec) {
   int current = 0;
   status s = runtime_status(op, "exec", cudaGetDevice(&current));
   const bool is_default =
       exec.stream == nullptr || exec.stream == cudaStreamLegacy || exec.stream == cudaStreamPerThread;
   if (!s.ok() || is_default) return s;
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  s = runtime_status(op, "exec.stream", cudaStreamIsCapturing(exec.stream, &capture));
+  if (!s.ok() || capture != cudaStreamCaptureStatusNone) return s;
   int of_stream = 0;
   s = runtime_status(op, "exec.stream", cudaStreamGetDevice(exec.stream, &of_stream));
   if (!s.ok() || of_stream == current) return s;
-  return {error_code::device, op, "exec.stream",
-          "belongs to device " + std::to_string(of_stream) + ", supported: the current device, " +
-              std::to_string(current)};
+  return {
+      error_code::device, op, "exec.stream",
+      "belongs to device " + std::to_string(of_stream) + ", supported: the current device, " + std::to_string(current)};
 }
 
 /// Multiprocessors of the current device, which schedules are sized by.

@@ -19,8 +19,7 @@ namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda 
 inline status runtime_status(const char* op, const char* what, cudaError_t error) {
   if (error == cudaSuccess) return {};
   static_cast<void>(cudaGetLastError());
-  return {error_code::cuda, op, what,
-          std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error)};
+  return {error_code::cuda, op, what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error)};
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda

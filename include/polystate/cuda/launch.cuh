@@ -39,8 +39,8 @@ POLYSTATE_HIDDEN status launch(const char* op, const on_cuda& exec, const grid& 
   }
   if (g.shared_bytes > shared_bytes_without_asking) {
     const auto bytes = static_cast<int>(g.shared_bytes);
-    status s = runtime_status(
-        op, "launch", cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    status s =
+        runtime_status(op, "launch", cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     if (!s.ok()) return s;
   }
   cudaLaunchConfig_t config = {};

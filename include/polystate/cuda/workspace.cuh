@@ -56,8 +56,7 @@ inline status check_workspace(const char* op, const on_cuda& exec, std::size_t n
   const workspace& given = exec.workspace;
   if (given.data == nullptr) {
     if (given.bytes == 0) return {};
-    return {error_code::workspace, op, "exec.workspace",
-            std::to_string(given.bytes) + " bytes at a null pointer"};
+    return {error_code::workspace, op, "exec.workspace", std::to_string(given.bytes) + " bytes at a null pointer"};
   }
   if (reinterpret_cast<std::uintptr_t>(given.data) % workspace_alignment != 0) {
     return {error_code::workspace, op, "exec.workspace",

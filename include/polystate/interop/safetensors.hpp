@@ -215,6 +215,8 @@ namespace st = polystate::safetensors;
 
 inline constexpr std::size_t length_bytes = 8;
 inline constexpr const char* metadata_key = "__metadata__";
+// The format sets no limit; this one keeps a shape no larger in memory than its tensor's entry in the header.
+inline constexpr std::size_t most_axes = 64;
 
 /// Takes the header's JSON as events, so that nothing but the expected structure is ever held in memory, and
 /// repeated keys are seen.
@@ -238,6 +240,7 @@ class events {
       if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
         return unexpected("the extent " + std::to_string(value));
       }
+      if (tensor().shape.size() == most_axes) return fault("more than 64 axes");
       tensor().shape.push_back(static_cast<std::int64_t>(value));
     } else if (where_ == place::offsets && offsets_ < 2) {
       (offsets_++ == 0 ? tensor().begin : tensor().end) = value;

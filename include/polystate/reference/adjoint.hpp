@@ -24,8 +24,7 @@ template <class Scalar, int Rank>
 class gradient {
  public:
   template <class T>
-  explicit gradient(const tensor_view<T, Rank>& operand)
-      : sums_(static_cast<std::size_t>(operand.size()), Scalar(0)) {
+  explicit gradient(const tensor_view<T, Rank>& operand) : sums_(static_cast<std::size_t>(operand.size()), Scalar(0)) {
     std::int64_t extents[Rank];
     for (int i = 0; i < Rank; ++i) extents[i] = operand.extent(i);
     if (operand) view_ = {sums_.data(), extents};
@@ -163,8 +162,8 @@ void delta_adjoint(const matrix<Scalar>& S, const Scalar& beta, const vector<Sca
 
 /// S = beta v k^T: adds to dv, dk and dbeta.
 template <class Scalar>
-void outer_adjoint(const Scalar& beta, const vector<Scalar>& v, const vector<Scalar>& k,
-                   const matrix<Scalar>& dS, vector<Scalar>& dv, vector<Scalar>& dk, Scalar& dbeta) {
+void outer_adjoint(const Scalar& beta, const vector<Scalar>& v, const vector<Scalar>& k, const matrix<Scalar>& dS,
+                   vector<Scalar>& dv, vector<Scalar>& dk, Scalar& dbeta) {
   const vector<Scalar> dSk = dS * k;
   dv += beta * dSk;
   dk += beta * (dS.transpose() * v);

@@ -14,8 +14,8 @@ namespace detail::inline POLYSTATE_BUILD::reference {
 
 /// a[t] = bias + sum_j weight[:,j] * p[t+j]: rows of p are tokens, the first W-1 of them the state.
 template <class Data, class Scalar>
-matrix<Scalar> convolve(const tensor_view<const acc_t<Data>, 2>& weight,
-                        const tensor_view<const acc_t<Data>, 1>& bias, const matrix<Scalar>& p) {
+matrix<Scalar> convolve(const tensor_view<const acc_t<Data>, 2>& weight, const tensor_view<const acc_t<Data>, 1>& bias,
+                        const matrix<Scalar>& p) {
   const std::int64_t W = weight.extent(1);
   matrix<Scalar> a = matrix<Scalar>::Zero(p.rows() - (W - 1), p.cols());
   for (std::int64_t d = 0; d < a.cols(); ++d) {

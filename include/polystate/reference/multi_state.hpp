@@ -21,8 +21,7 @@
 namespace polystate::inline POLYSTATE_ABI {
 
 template <class Dims, class Data, class Rule, class Separation, class Router, class State>
-status try_multi_state(const on_reference& exec,
-                       const multi_state_args<Data, Rule, Separation, Router, State>& args) {
+status try_multi_state(const on_reference& exec, const multi_state_args<Data, Rule, Separation, Router, State>& args) {
   namespace ref = detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
@@ -41,9 +40,8 @@ status try_multi_state(const on_reference& exec,
     const std::int64_t offset = all.packed() ? first : 0;
     for (std::int64_t l = 0; args.S && l < entries; ++l) {
       for (std::int64_t h = 0; h < recurrence.heads(); ++h) {
-        ref::store(
-            ref::state_of(bank_view<Data, State>{.S = args.S, .counters = {}}, tokens.batch, offset + l, h),
-            ref::load(ref::state_of(bank, 0, l, h)));
+        ref::store(ref::state_of(bank_view<Data, State>{.S = args.S, .counters = {}}, tokens.batch, offset + l, h),
+                   ref::load(ref::state_of(bank, 0, l, h)));
       }
     }
     ref::store_moments<Scalar>(bank, tokens.batch, offset, args.mu, args.Sigma);
@@ -92,8 +90,9 @@ status try_multi_state_backward(const on_reference& exec,
       const auto write = [&](const auto& bank, const auto& separation, const ref::token& at) {
         ref::write_token(args, separation, recurrence, bank, 0, at);
       };
-      const auto unwrite = [&](std::int64_t entry, std::int64_t length, const ref::token& at,
-                               const auto& before) { layer.unwrite(before, entry, length, at, d); };
+      const auto unwrite = [&](std::int64_t entry, std::int64_t length, const ref::token& at, const auto& before) {
+        layer.unwrite(before, entry, length, at, d);
+      };
       ref::walk_back<Scalar>(shape, args.separation, tokens, write, read, unwrite);
     }
     first += entries;
@@ -118,8 +117,7 @@ status try_multi_state_step(const on_reference& exec,
 }
 
 template <class Dims, class Data, class Rule, class Router, class State>
-status try_multi_state_read(const on_reference& exec,
-                            const multi_state_read_args<Data, Rule, Router, State>& args) {
+status try_multi_state_read(const on_reference& exec, const multi_state_read_args<Data, Rule, Router, State>& args) {
   namespace ref = detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
@@ -133,12 +131,11 @@ status try_multi_state_read(const on_reference& exec,
       return ref::routing_query<Data>(args.router, from, g, args.qkp_l2norm, args.l2norm_eps,
                                       args.shared_kq ? reader.query(from, g) : ref::vector<Scalar>());
     };
-    ref::read_bank(
-        args.router, reader, args.bank, b, seen, at, query,
-        [&](std::int64_t t, std::int64_t h, const ref::vector<Scalar>& lam, const ref::vector<Scalar>& o) {
-          ref::store(args.o.select(0, b).select(0, t).select(0, h), o);
-          if (args.lam) ref::store_weights(args.lam.select(0, b).select(0, t).select(0, h), seen, lam);
-        });
+    ref::read_bank(args.router, reader, args.bank, b, seen, at, query,
+                   [&](std::int64_t t, std::int64_t h, const ref::vector<Scalar>& lam, const ref::vector<Scalar>& o) {
+                     ref::store(args.o.select(0, b).select(0, t).select(0, h), o);
+                     if (args.lam) ref::store_weights(args.lam.select(0, b).select(0, t).select(0, h), seen, lam);
+                   });
   }
   return {};
 }
@@ -158,32 +155,28 @@ status try_multi_state_read_backward(const on_reference& exec,
     const ref::visible_segments seen = ref::visible(args.bank.counters(b), args.max_visible);
     for (std::int64_t t = 0; t < reader.tokens(); ++t) {
       const ref::token at{b, t};
-      const auto shared = [&](std::int64_t g) {
-        return args.shared_kq ? reader.query(at, g) : ref::vector<Scalar>();
-      };
+      const auto shared = [&](std::int64_t g) { return args.shared_kq ? reader.query(at, g) : ref::vector<Scalar>(); };
       const auto query = [&](const ref::token& from, std::int64_t g) {
         return ref::routing_query<Data>(args.router, from, g, args.qkp_l2norm, args.l2norm_eps, shared(g));
       };
       std::vector<ref::vector<Scalar>> dlam;
-      ref::read_bank(
-          args.router, reader, args.bank, b, seen, {at}, query,
-          [&](std::int64_t, std::int64_t h, const ref::vector<Scalar>& lam, const ref::vector<Scalar>&) {
-            dlam.push_back(ref::vector<Scalar>::Zero(seen.size()));
-            if (grads.d_lam) dlam.back() += ref::load_weights<Scalar>(grads.d_lam, at, h, seen);
-            if (!grads.d_o) return;
-            const std::int64_t group = group_of_head(h, args.bank.S.extent(2), reader.groups());
-            const ref::vector<Scalar> d_o = Scalar(reader.scale()) * ref::load_row(grads.d_o, at, h);
-            queries.query(ref::weighted_read_adjoint(args.bank, b, seen, h, lam, d_o, reader.query(at, group),
-                                                     dlam.back()),
-                          at, group);
-          });
+      ref::read_bank(args.router, reader, args.bank, b, seen, {at}, query,
+                     [&](std::int64_t, std::int64_t h, const ref::vector<Scalar>& lam, const ref::vector<Scalar>&) {
+                       dlam.push_back(ref::vector<Scalar>::Zero(seen.size()));
+                       if (grads.d_lam) dlam.back() += ref::load_weights<Scalar>(grads.d_lam, at, h, seen);
+                       if (!grads.d_o) return;
+                       const std::int64_t group = group_of_head(h, args.bank.S.extent(2), reader.groups());
+                       const ref::vector<Scalar> d_o = Scalar(reader.scale()) * ref::load_row(grads.d_o, at, h);
+                       queries.query(ref::weighted_read_adjoint(args.bank, b, seen, h, lam, d_o,
+                                                                reader.query(at, group), dlam.back()),
+                                     at, group);
+                     });
       ref::routing_token_adjoint<Router>(
           router, args.bank, b, seen, at, dlam, [&](std::int64_t g) { return query(at, g); },
           static_cast<ref::bank_derivatives<Scalar>*>(nullptr),
           [&](std::int64_t g, const ref::vector<Scalar>& dq) {
             if (args.shared_kq) {
-              queries.query(ref::raw_query_adjoint<Router>(shared(g), args.qkp_l2norm, args.l2norm_eps, dq),
-                            at, g);
+              queries.query(ref::raw_query_adjoint<Router>(shared(g), args.qkp_l2norm, args.l2norm_eps, dq), at, g);
             } else {
               ref::add_routing_query(router, args.router, at, g, args.qkp_l2norm, args.l2norm_eps, dq);
             }

@@ -145,8 +145,7 @@ void read_adjoint(const Recurrence& r, Adjoint& adjoint, const matrix<Scalar>& S
 template <class Recurrence, class Adjoint, class Data, class State>
 void backward(const Recurrence& r, Adjoint& adjoint, const sequences& all,
               const tensor_view<const State, 4>& initial_state, const tensor_view<const Data, 4>& d_o,
-              const tensor_view<const State, 4>& d_final_state,
-              const tensor_view<State, 4>& d_initial_state) {
+              const tensor_view<const State, 4>& d_final_state, const tensor_view<State, 4>& d_initial_state) {
   using Scalar = compute_t<Data>;
   for (std::int64_t s = 0; s < all.size(); ++s) {
     const token_range tokens = all[s];

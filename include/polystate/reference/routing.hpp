@@ -26,8 +26,7 @@ status check_routing_contents(const char* op, const routing_args<Data, Separatio
   const std::int64_t T = lam.extent(1);
   status s = check_contents(op, args.separation, T);
   for (std::int64_t b = 0; s.ok() && b < lam.extent(0); ++b) {
-    s = check_kept_weights(op, args.separation, args.router, token_range{b, 0, T}, lam.extent(2),
-                           args.max_visible);
+    s = check_kept_weights(op, args.separation, args.router, token_range{b, 0, T}, lam.extent(2), args.max_visible);
   }
   return s;
 }
@@ -66,20 +65,16 @@ status try_routing(const on_reference& exec, const routing_args<Data, Separation
       ref::write_key(args.moments, bank, args.separation, at);
 
       const ref::visible_segments seen = ref::visible(bank.counters(0), args.max_visible);
-      std::vector<ref::segment_scores<Scalar>> scores(
-          1);  // of each moment head; one empty one where there is none
+      std::vector<ref::segment_scores<Scalar>> scores(1);  // of each moment head; one empty one where there is none
       if constexpr (Router::reads_moments) {
         scores.clear();
         for (std::int64_t r = 0; r < HR; ++r) {
           const ref::vector<Scalar> q =
               ref::routing_query<Data>(args.router, at, r, args.moments.qkp_l2norm, args.moments.l2norm_eps);
-          scores.push_back(
-              ref::query_scores<Router, Scalar, Scalar, Scalar>(bank, 0, r, seen, q).of_query(0));
-          if (args.r_mu)
-            ref::store_weights(args.r_mu.select(0, b).select(0, t).select(0, r), seen, scores.back().r_mu);
+          scores.push_back(ref::query_scores<Router, Scalar, Scalar, Scalar>(bank, 0, r, seen, q).of_query(0));
+          if (args.r_mu) ref::store_weights(args.r_mu.select(0, b).select(0, t).select(0, r), seen, scores.back().r_mu);
           if (args.r_sigma) {
-            ref::store_weights(args.r_sigma.select(0, b).select(0, t).select(0, r), seen,
-                               scores.back().r_sigma);
+            ref::store_weights(args.r_sigma.select(0, b).select(0, t).select(0, r), seen, scores.back().r_sigma);
           }
         }
       }
@@ -114,22 +109,20 @@ status try_routing_backward(const on_reference& exec, const routing_args<Data, S
     const auto read = [&](std::int64_t entry, const ref::token& at, const auto& bank) {
       const ref::visible_segments seen = ref::visible(bank_counters{.segments = entry + 1}, args.max_visible);
       std::vector<ref::vector<Scalar>> dlam;
-      for (std::int64_t h = 0; h < H; ++h)
-        dlam.push_back(ref::load_weights<Scalar>(grads.d_lam, at, h, seen));
+      for (std::int64_t h = 0; h < H; ++h) dlam.push_back(ref::load_weights<Scalar>(grads.d_lam, at, h, seen));
       ref::routing_token_adjoint(
           router, bank, 0, seen, at, dlam,
           [&](std::int64_t r) {
-            return ref::routing_query<Data>(args.router, at, r, args.moments.qkp_l2norm,
-                                            args.moments.l2norm_eps);
+            return ref::routing_query<Data>(args.router, at, r, args.moments.qkp_l2norm, args.moments.l2norm_eps);
           },
           &d,
           [&](std::int64_t r, const ref::vector<Scalar>& dq) {
-            ref::add_routing_query(router, args.router, at, r, args.moments.qkp_l2norm,
-                                   args.moments.l2norm_eps, dq);
+            ref::add_routing_query(router, args.router, at, r, args.moments.qkp_l2norm, args.moments.l2norm_eps, dq);
           });
     };
-    const auto unwrite = [&](std::int64_t entry, std::int64_t length, const ref::token& at,
-                             const auto& before) { moments.unwrite_key(before, entry, length, at, d); };
+    const auto unwrite = [&](std::int64_t entry, std::int64_t length, const ref::token& at, const auto& before) {
+      moments.unwrite_key(before, entry, length, at, d);
+    };
     ref::walk_back<Scalar>(shape, args.separation, token_range{b, 0, T}, write, read, unwrite);
   }
   moments.store(grads.moments);

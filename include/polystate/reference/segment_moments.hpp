@@ -51,8 +51,7 @@ status try_segment_moments(const on_reference& exec, const segment_moments_args<
 }
 
 template <class Data, class Separation>
-status try_segment_moments_backward(const on_reference& exec,
-                                    const segment_moments_args<Data, Separation>& args,
+status try_segment_moments_backward(const on_reference& exec, const segment_moments_args<Data, Separation>& args,
                                     const segment_moments_grads<Data>& grads) {
   namespace ref = detail::reference;
   using Scalar = compute_t<Data>;

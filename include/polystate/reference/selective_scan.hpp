@@ -60,9 +60,7 @@ struct scan_token {
   }
 
   /// y = s * silu(z)
-  [[nodiscard]] Scalar output(const vector<Scalar>& h) const {
-    return args.z ? read(h) * silu(z()) : read(h);
-  }
+  [[nodiscard]] Scalar output(const vector<Scalar>& h) const { return args.z ? read(h) * silu(z()) : read(h); }
 };
 
 }  // namespace detail::inline POLYSTATE_BUILD::reference
@@ -96,8 +94,7 @@ status try_selective_scan(const on_reference& exec, const selective_scan_args<Da
     const token_range tokens = all[s];
     for (std::int64_t d = 0; d < args.A.extent(0); ++d) {
       ref::vector<Scalar> h = ref::vector<Scalar>::Zero(args.A.extent(1));
-      if (args.initial_state)
-        h = ref::load<const State, Scalar>(args.initial_state.select(0, s).select(0, d));
+      if (args.initial_state) h = ref::load<const State, Scalar>(args.initial_state.select(0, s).select(0, d));
       for (std::int64_t t = tokens.begin; t < tokens.end; ++t) {
         const ref::scan_token token(args, tokens.batch, t, d);
         token.advance(h);
@@ -127,13 +124,9 @@ status try_selective_scan_backward(const on_reference& exec, const selective_sca
     for (std::int64_t d = 0; d < args.A.extent(0); ++d) {
       ref::vector<Scalar> h0 = ref::vector<Scalar>::Zero(N);
       ref::vector<Scalar> dh = ref::vector<Scalar>::Zero(N);
-      if (args.initial_state)
-        h0 = ref::load<const State, Scalar>(args.initial_state.select(0, s).select(0, d));
-      if (grads.d_final_state)
-        dh = ref::load<const State, Scalar>(grads.d_final_state.select(0, s).select(0, d));
-      const auto token_at = [&](std::int64_t i) {
-        return ref::scan_token(args, tokens.batch, tokens.begin + i, d);
-      };
+      if (args.initial_state) h0 = ref::load<const State, Scalar>(args.initial_state.select(0, s).select(0, d));
+      if (grads.d_final_state) dh = ref::load<const State, Scalar>(grads.d_final_state.select(0, s).select(0, d));
+      const auto token_at = [&](std::int64_t i) { return ref::scan_token(args, tokens.batch, tokens.begin + i, d); };
       ref::reversed_states states(h0, tokens.size(),
                                   [&](ref::vector<Scalar>& h, std::int64_t i) { token_at(i).advance(h); });
       for (std::int64_t i = tokens.size() - 1; i >= 0; --i) {
@@ -201,8 +194,7 @@ status try_selective_scan_step(const on_reference& exec, const selective_scan_st
         const ref::scan_token token(args, b, t, d);
         token.advance(h);
         args.y(b, t, d) = static_cast<Data>(token.output(h));
-        if (args.intermediate_states)
-          ref::store(args.intermediate_states.select(0, b).select(0, t).select(0, d), h);
+        if (args.intermediate_states) ref::store(args.intermediate_states.select(0, b).select(0, t).select(0, d), h);
       }
       ref::store(args.state.select(0, pool.write(b)).select(0, d), h);
     }

@@ -33,9 +33,8 @@ template <class Data, class State>
 status try_ssd(const on_reference& exec, const ssd_args<Data, State>& args) {
   namespace ref = detail::reference;
   if (status s = check(exec, args); !s.ok()) return s;
-  ref::forward(ref::recurrence(operands_of(args)),
-               sequences(args.x.extent(0), args.x.extent(1), args.cu_seqlens), args.initial_state, args.y,
-               args.final_state);
+  ref::forward(ref::recurrence(operands_of(args)), sequences(args.x.extent(0), args.x.extent(1), args.cu_seqlens),
+               args.initial_state, args.y, args.final_state);
   return {};
 }
 
@@ -56,9 +55,8 @@ template <class Data, class State>
 status try_ssd_step(const on_reference& exec, const ssd_step_args<Data, State>& args) {
   namespace ref = detail::reference;
   if (status s = check(exec, args); !s.ok()) return s;
-  ref::step(ref::recurrence(operands_of(args)),
-            state_pool(args.state.extent(0), args.read_indices, args.write_indices), args.state, args.y,
-            args.intermediate_states);
+  ref::step(ref::recurrence(operands_of(args)), state_pool(args.state.extent(0), args.read_indices, args.write_indices),
+            args.state, args.y, args.intermediate_states);
   return {};
 }
 

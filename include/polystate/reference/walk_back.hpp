@@ -95,22 +95,20 @@ void copy_entry(const bank_view<Scalar>& source, const bank_view<Scalar>& target
 /// first: read(entry, token, bank) with the bank as the token left it, its counters aside; then
 /// unwrite(entry, length, token, before), `before` a bank of the one entry, first, as the token found it.
 template <class Scalar, class Separation, class Write, class Read, class Unwrite>
-void walk_back(const bank_shape& shape, const Separation& separation, const token_range& tokens,
-               const Write& write, const Read& read, const Unwrite& unwrite) {
+void walk_back(const bank_shape& shape, const Separation& separation, const token_range& tokens, const Write& write,
+               const Read& read, const Unwrite& unwrite) {
   const auto segments = segments_of(separation, tokens);
   state_bank<Scalar> ended(shape, static_cast<std::int64_t>(segments.size()));
-  for (std::int64_t t = tokens.begin; t < tokens.end; ++t)
-    write(ended.view(), separation, token{tokens.batch, t});
+  for (std::int64_t t = tokens.begin; t < tokens.end; ++t) write(ended.view(), separation, token{tokens.batch, t});
 
   for (auto entry = static_cast<std::int64_t>(segments.size()) - 1; entry >= 0; --entry) {
     const token_range& segment = segments[static_cast<std::size_t>(entry)];
     std::int64_t length = 0;
     if constexpr (Separation::has_segments) length = separation.length(entry);
     const one_segment<Separation> alone{length};
-    reversed_states states(state_bank<Scalar>(shape, 1), segment.size(),
-                           [&](state_bank<Scalar>& open, std::int64_t i) {
-                             write(open.view(), alone, token{segment.batch, segment.begin + i});
-                           });
+    reversed_states states(state_bank<Scalar>(shape, 1), segment.size(), [&](state_bank<Scalar>& open, std::int64_t i) {
+      write(open.view(), alone, token{segment.batch, segment.begin + i});
+    });
     for (std::int64_t i = segment.size() - 1; i >= 0; --i) {
       const token at{segment.batch, segment.begin + i};
       state_bank<Scalar> after = states.after(i);

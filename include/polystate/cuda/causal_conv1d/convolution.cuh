@@ -36,9 +36,8 @@ __device__ vector<Data> activated_vector(float (&a)[vector_elements<Data>], acti
 /// Calls f(std::integral_constant<int, W>{}) for the fast width W and returns its status.
 template <class F>
 status dispatch_width(const char* name, std::int64_t width, F&& f) {
-  status s{
-      error_code::unsupported, name, "weight",
-      "W = " + std::to_string(width) + ", supported by these kernels: " + causal_conv1d_fast_widths::text()};
+  status s{error_code::unsupported, name, "weight",
+           "W = " + std::to_string(width) + ", supported by these kernels: " + causal_conv1d_fast_widths::text()};
   static_cast<void>(dispatch(width, causal_conv1d_fast_widths{}, [&](auto w) { s = f(w); }));
   return s;
 }
@@ -85,8 +84,8 @@ struct staged_taps {
   alignas(16) float bias[channels];
 
   /// Fetches `count` channels from `first` on, zero beyond the last. All threads of the block call it.
-  __device__ void fill(const tensor_view<const float, 2>& w, const tensor_view<const float, 1>& b,
-                       std::int64_t first, int count) {
+  __device__ void fill(const tensor_view<const float, 2>& w, const tensor_view<const float, 1>& b, std::int64_t first,
+                       int count) {
     const std::int64_t D = w.extent(0);
     for (int i = static_cast<int>(threadIdx.x); i < count * W; i += tiles::threads) {
       const int c = i / W;

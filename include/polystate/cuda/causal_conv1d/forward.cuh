@@ -70,8 +70,8 @@ __device__ inline tile_origin origin_of_block(const forward_schedule& s) {
 /// Row q of the convolution's input, q counted in x's tokens: x itself, or the state where q is before the
 /// sequence.
 template <class Data>
-__device__ float input_element(const causal_conv1d_args<Data>& op, const token_sequence& in,
-                               std::int64_t batch, std::int64_t q, std::int64_t d) {
+__device__ float input_element(const causal_conv1d_args<Data>& op, const token_sequence& in, std::int64_t batch,
+                               std::int64_t q, std::int64_t d) {
   if (q >= in.begin) return static_cast<float>(op.x(batch, q, d));
   if (op.initial_state.data() == nullptr) return 0.0f;
   return static_cast<float>(op.initial_state(in.row, q - in.begin + op.weight.extent(1) - 1, d));
@@ -79,12 +79,11 @@ __device__ float input_element(const causal_conv1d_args<Data>& op, const token_s
 
 /// y of N tokens from t on, all in the sequence `in`.
 template <int N, class Data>
-__device__ void convolve_tokens(const causal_conv1d_args<Data>& op, const token_sequence& in,
-                                std::int64_t batch, std::int64_t t, std::int64_t d) {
+__device__ void convolve_tokens(const causal_conv1d_args<Data>& op, const token_sequence& in, std::int64_t batch,
+                                std::int64_t t, std::int64_t d) {
   float a[N];
   const std::int64_t oldest = t - (op.weight.extent(1) - 1);
-  convolve(op.weight, op.bias, d, a,
-           [&](std::int64_t k) { return input_element(op, in, batch, oldest + k, d); });
+  convolve(op.weight, op.bias, d, a, [&](std::int64_t k) { return input_element(op, in, batch, oldest + k, d); });
 #pragma unroll
   for (int i = 0; i < N; ++i) op.y(batch, t + i, d) = static_cast<Data>(activate<Data>(a[i], op.act));
 }
@@ -332,8 +331,7 @@ POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, co
 
 /// Enqueues final_state.
 template <class Data>
-POLYSTATE_HIDDEN status launch_final_state(const char* name, const on_cuda& exec,
-                                           const forward_params<Data>& p) {
+POLYSTATE_HIDDEN status launch_final_state(const char* name, const on_cuda& exec, const forward_params<Data>& p) {
   const std::int64_t threads = p.op.final_state.size() > 0 ? p.all.size() * p.op.x.extent(2) : 0;
   const grid g{.blocks = tiles_of(threads, tiles::threads), .threads = tiles::threads};
   return launch(name, exec, g, causal_conv1d_final_state_kernel<Data>, p);

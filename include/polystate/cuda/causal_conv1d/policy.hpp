@@ -147,8 +147,8 @@ template <class Data>
   const std::int64_t D = args.x.extent(2);
   step_schedule s;
   if (B == 0 || D == 0) return s;
-  s.vectors = causal_conv1d_fast_widths::contains(args.weight.extent(1)) && D % V == 0 &&
-              vectorisable(args.x, 2) && vectorisable(args.y, 2);
+  s.vectors = causal_conv1d_fast_widths::contains(args.weight.extent(1)) && D % V == 0 && vectorisable(args.x, 2) &&
+              vectorisable(args.y, 2);
   const int channels = s.vectors ? V : 1;
   s.lanes = power_of_two(D / channels, tiles::lanes);
   s.channel_tiles = tiles_of(D, s.lanes * channels);

@@ -16,8 +16,7 @@ namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::refer
 /// Adds the derivative of what normalized_row() returned to the raw row's gradient.
 template <class Data, class Operands, class Scalar>
 void add_normalized_row(const gradient<Scalar, 4>& sums, const tensor_view<const Data, 4>& rows,
-                        const vector<Scalar>& dx, const token& at, std::int64_t group,
-                        const Operands& options) {
+                        const vector<Scalar>& dx, const token& at, std::int64_t group, const Operands& options) {
   const vector<Scalar> raw =
       options.qk_l2norm ? l2_normalized_adjoint(load_row(rows, at, group), options.l2norm_eps, dx) : dx;
   add(sums.view().select(0, at.b).select(0, at.t).select(0, group), raw);

@@ -13,8 +13,8 @@ namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::refer
 
 /// A query or key as the state uses it: normalised if the operands say so.
 template <class Data, class Operands>
-vector<compute_t<Data>> normalized_row(const tensor_view<const Data, 4>& rows, const token& at,
-                                       std::int64_t group, const Operands& options) {
+vector<compute_t<Data>> normalized_row(const tensor_view<const Data, 4>& rows, const token& at, std::int64_t group,
+                                       const Operands& options) {
   const vector<compute_t<Data>> x = load_row(rows, at, group);
   return options.qk_l2norm ? l2_normalized(x, options.l2norm_eps) : x;
 }

@@ -22,9 +22,8 @@ namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::refer
 /// q^T)
 template <class BankData, class State, class Scalar>
 vector<Scalar> weighted_read_adjoint(const bank_view<BankData, State>& bank, std::int64_t row,
-                                     const visible_segments& seen, std::int64_t head,
-                                     const vector<Scalar>& lam, const vector<Scalar>& d_o,
-                                     const vector<Scalar>& q, vector<Scalar>& dlam) {
+                                     const visible_segments& seen, std::int64_t head, const vector<Scalar>& lam,
+                                     const vector<Scalar>& d_o, const vector<Scalar>& q, vector<Scalar>& dlam) {
   vector<Scalar> dq = vector<Scalar>::Zero(q.size());
   for (std::int64_t l = 0; l < seen.size(); ++l) {
     const matrix<Scalar> S = load<State, Scalar>(state_of(bank, row, seen.first + l, head));
@@ -52,9 +51,7 @@ class layer_adjoint {
             const tensor_view<const Data, 4>& d_o, const tensor_view<const acc_t<Data>, 4>& d_lam,
             bank_derivatives<Scalar>& d) {
     std::vector<vector<Scalar>> dlam;
-    const auto query = [&](const token& from, std::int64_t g) {
-      return layer_query<Data>(args_, forward_, from, g);
-    };
+    const auto query = [&](const token& from, std::int64_t g) { return layer_query<Data>(args_, forward_, from, g); };
     read_bank(args_.router, forward_, bank, 0, seen, {at}, query,
               [&](std::int64_t, std::int64_t h, const vector<Scalar>& lam, const vector<Scalar>& o) {
                 vector<Scalar> dlam_h = vector<Scalar>::Zero(seen.size());
@@ -106,25 +103,23 @@ class layer_adjoint {
 
  private:
   /// The states' part of a read: derivatives of lam, of the states and of the query.
-  void weighted_read(const bank_view<Scalar>& bank, const visible_segments& seen, const token& at,
-                     std::int64_t head, const vector<Scalar>& lam, const vector<Scalar>& o,
-                     const vector<Scalar>& dy, vector<Scalar>& dlam, bank_derivatives<Scalar>& d) {
+  void weighted_read(const bank_view<Scalar>& bank, const visible_segments& seen, const token& at, std::int64_t head,
+                     const vector<Scalar>& lam, const vector<Scalar>& o, const vector<Scalar>& dy, vector<Scalar>& dlam,
+                     bank_derivatives<Scalar>& d) {
     const std::int64_t group = group_of_head(head, forward_.heads(), forward_.groups());
     const vector<Scalar> q = forward_.query(at, group);
     const vector<Scalar> d_o = Scalar(forward_.scale()) * in_.finish(o, dy, at, head);
     in_.query(weighted_read_adjoint(bank, 0, seen, head, lam, d_o, q, dlam), at, group);
     for (std::int64_t l = 0; l < seen.size(); ++l) {
-      d.S[static_cast<std::size_t>(seen.first + l)][static_cast<std::size_t>(head)] +=
-          lam(l) * d_o * q.transpose();
+      d.S[static_cast<std::size_t>(seen.first + l)][static_cast<std::size_t>(head)] += lam(l) * d_o * q.transpose();
     }
   }
 
   void take_query(std::int64_t g, const vector<Scalar>& dq, const token& at) {
     const auto& moments = args_.moments;
     if (args_.shared_kq) {
-      in_.query(
-          raw_query_adjoint<router_type>(forward_.query(at, g), moments.qkp_l2norm, moments.l2norm_eps, dq),
-          at, g);
+      in_.query(raw_query_adjoint<router_type>(forward_.query(at, g), moments.qkp_l2norm, moments.l2norm_eps, dq), at,
+                g);
     } else {
       add_routing_query(router_, args_.router, at, g, moments.qkp_l2norm, moments.l2norm_eps, dq);
     }
@@ -134,9 +129,7 @@ class layer_adjoint {
     if (!args_.shared_kq) {
       moments_.key(dk, at, g);
     } else {
-      in_.key(args_.moments.qkp_l2norm
-                  ? l2_normalized_adjoint(forward_.key(at, g), args_.moments.l2norm_eps, dk)
-                  : dk,
+      in_.key(args_.moments.qkp_l2norm ? l2_normalized_adjoint(forward_.key(at, g), args_.moments.l2norm_eps, dk) : dk,
               at, g);
     }
   }

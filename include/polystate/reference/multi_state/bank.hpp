@@ -24,8 +24,7 @@ tensor_view<State, 2> state_of(const bank_view<Data, State>& bank, std::int64_t 
 
 /// k' of a moment head as it enters the moments: its own operand, or with shared_kq the recurrence's key.
 template <class Args, class Recurrence>
-vector<typename Recurrence::Scalar> layer_key(const Args& args, const Recurrence& r, const token& at,
-                                              std::int64_t g) {
+vector<typename Recurrence::Scalar> layer_key(const Args& args, const Recurrence& r, const token& at, std::int64_t g) {
   if (!args.shared_kq) return moment_key(args.moments, at, g);
   const vector<typename Recurrence::Scalar> k = r.key(at, g);
   return args.moments.qkp_l2norm ? l2_normalized(k, args.moments.l2norm_eps) : k;
@@ -73,8 +72,8 @@ inline std::int64_t merged_level(std::int64_t t) {
 
 /// One head's states of the levels in use after token t, merged and not yet advanced.
 template <class Scalar, class BankData, class State>
-std::vector<matrix<Scalar>> merged_levels(const bank_view<BankData, State>& bank, std::int64_t row,
-                                          std::int64_t levels, std::int64_t head) {
+std::vector<matrix<Scalar>> merged_levels(const bank_view<BankData, State>& bank, std::int64_t row, std::int64_t levels,
+                                          std::int64_t head) {
   const bank_counters before = bank.counters(row);
   std::vector<matrix<Scalar>> S(static_cast<std::size_t>(levels),
                                 matrix<Scalar>::Zero(bank.S.extent(3), bank.S.extent(4)));
@@ -94,16 +93,15 @@ std::vector<matrix<Scalar>> merged_levels(const bank_view<BankData, State>& bank
 /// A token's write where the entries are the levels of a Fenwick partition: older levels are merged, then
 /// every level takes the token's transition and level 0 becomes its write.
 template <class Recurrence, class BankData, class State>
-void write_token(const separation::fenwick& separation, const Recurrence& r,
-                 const bank_view<BankData, State>& bank, std::int64_t row, const token& at) {
+void write_token(const separation::fenwick& separation, const Recurrence& r, const bank_view<BankData, State>& bank,
+                 std::int64_t row, const token& at) {
   using Scalar = typename Recurrence::Scalar;
   const bank_counters after = count_token(separation, bank.counters(row));
   for (std::int64_t h = 0; h < r.heads(); ++h) {
     auto S = merged_levels<Scalar>(bank, row, after.segments, h);
     for (auto& level : S) r.transition(level, at, h);
     r.write(S[0], at, h);
-    for (std::int64_t n = 0; n < after.segments; ++n)
-      store(state_of(bank, row, n, h), S[static_cast<std::size_t>(n)]);
+    for (std::int64_t n = 0; n < after.segments; ++n) store(state_of(bank, row, n, h), S[static_cast<std::size_t>(n)]);
   }
   bank.counters(row) = after;
 }
@@ -112,9 +110,8 @@ void write_token(const separation::fenwick& separation, const Recurrence& r,
 ///     o = sum_l lam_l * scale * S_l q
 /// `reader` gives q; query(token, moment_head) the router's query. keep(i, head, lam, o) takes the results.
 template <class Router, class Reader, class BankData, class State, class Query, class Keep>
-void read_bank(const Router& router, const Reader& reader, const bank_view<BankData, State>& bank,
-               std::int64_t row, const visible_segments& seen, const std::vector<token>& at,
-               const Query& query, const Keep& keep) {
+void read_bank(const Router& router, const Reader& reader, const bank_view<BankData, State>& bank, std::int64_t row,
+               const visible_segments& seen, const std::vector<token>& at, const Query& query, const Keep& keep) {
   using Scalar = typename Reader::Scalar;
   using scores_type = query_scores<Router, BankData, State, Scalar>;
   const std::int64_t H = bank.S.extent(2);
@@ -154,9 +151,8 @@ void read_bank(const Router& router, const Reader& reader, const bank_view<BankD
 
 /// One token of a forward or a step: written into the bank, then, where an output wants it, read back.
 template <class Args, class Recurrence, class BankData, class State, class Data>
-void run_token(const Args& args, const Recurrence& r, const bank_view<BankData, State>& bank,
-               std::int64_t row, const token& at, const tensor_view<Data, 4>& o,
-               const tensor_view<acc_t<Data>, 4>& lam_out) {
+void run_token(const Args& args, const Recurrence& r, const bank_view<BankData, State>& bank, std::int64_t row,
+               const token& at, const tensor_view<Data, 4>& o, const tensor_view<acc_t<Data>, 4>& lam_out) {
   using Scalar = typename Recurrence::Scalar;
   using Separation = std::remove_cvref_t<decltype(args.separation)>;
   if constexpr (std::is_same_v<Separation, separation::fenwick>) {

@@ -18,8 +18,7 @@ namespace detail::inline POLYSTATE_BUILD::reference {
 
 /// Refuses counters that no bank of this capacity can have, and tokens that it has no room for.
 template <class Args>
-status check_bank(const char* op, const Args& args, std::int64_t row, std::int64_t new_tokens,
-                  std::int64_t* entries) {
+status check_bank(const char* op, const Args& args, std::int64_t row, std::int64_t new_tokens, std::int64_t* entries) {
   argument_checks c(op);
   const bank_counters now = args.bank.counters(row);
   const std::int64_t capacity = args.bank.S.extent(1);
@@ -33,8 +32,8 @@ status check_bank(const char* op, const Args& args, std::int64_t row, std::int64
   }
   c.expect(possible, error_code::value, "bank.counters",
            "sequence " + std::to_string(row) + " has tokens = " + std::to_string(now.tokens) +
-               ", segments = " + std::to_string(now.segments) +
-               ", open_tokens = " + std::to_string(now.open_tokens) + ", supported: those of " + whose);
+               ", segments = " + std::to_string(now.segments) + ", open_tokens = " + std::to_string(now.open_tokens) +
+               ", supported: those of " + whose);
   *entries = now.segments;
   if constexpr (requires { args.separation; }) {
     bank_counters after = now;
@@ -68,9 +67,8 @@ status check_covered(const char* op, const router::top_k<Router>& r, std::int64_
 /// Contents of the index operands and of raw weights of a whole sequence; packed, also that the bank's
 /// tensors, named so, have an entry for each segment.
 template <class Args, class State, class Moment>
-status check_sequence_contents(const char* op, const Args& args, const char* S_name,
-                               const tensor_view<State, 5>& S, const char* mu_name,
-                               const tensor_view<Moment, 4>& mu, const char* Sigma_name,
+status check_sequence_contents(const char* op, const Args& args, const char* S_name, const tensor_view<State, 5>& S,
+                               const char* mu_name, const tensor_view<Moment, 4>& mu, const char* Sigma_name,
                                const tensor_view<Moment, 5>& Sigma) {
   const recurrence r(args.in);
   const std::int64_t T = r.tokens();
@@ -119,21 +117,19 @@ status check_read_contents(const char* op, const Args& args, std::int64_t querie
 /// What on_reference asks of the operands: check(), and valid contents of the index operands, counters and
 /// raw weights.
 template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
-[[nodiscard]] status check(const on_reference&,
-                           const multi_state_args<Data, Rule, Separation, Router, State>& args) {
+[[nodiscard]] status check(const on_reference&, const multi_state_args<Data, Rule, Separation, Router, State>& args) {
   const status s = check<Dims>(args);
   if (!s.ok()) return s;
   return detail::reference::check_sequence_contents("multi_state", args, "S", args.S, "mu", args.mu, "Sigma",
                                                     args.Sigma);
 }
 template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
-[[nodiscard]] status check(const on_reference&,
-                           const multi_state_args<Data, Rule, Separation, Router, State>& args,
+[[nodiscard]] status check(const on_reference&, const multi_state_args<Data, Rule, Separation, Router, State>& args,
                            const multi_state_grads<Data, Rule, Router, State>& grads) {
   const status s = check<Dims>(args, grads);
   if (!s.ok()) return s;
-  return detail::reference::check_sequence_contents("multi_state_backward", args, "d_S", grads.d_S, "d_mu",
-                                                    grads.d_mu, "d_Sigma", grads.d_Sigma);
+  return detail::reference::check_sequence_contents("multi_state_backward", args, "d_S", grads.d_S, "d_mu", grads.d_mu,
+                                                    "d_Sigma", grads.d_Sigma);
 }
 
 template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
@@ -147,16 +143,15 @@ template <class Dims = dims<>, class Data, class Rule, class Separation, class R
     std::int64_t entries = 0;
     if (status s = ref::check_bank(op, args, b, T, &entries); !s.ok()) return s;
     if (status s = ref::check_covered(op, args.router, entries); !s.ok()) return s;
-    status s = ref::check_kept_weights(op, args.separation, args.router, token_range{b, 0, T},
-                                       args.bank.S.extent(2), args.max_visible, args.bank.counters(b));
+    status s = ref::check_kept_weights(op, args.separation, args.router, token_range{b, 0, T}, args.bank.S.extent(2),
+                                       args.max_visible, args.bank.counters(b));
     if (!s.ok()) return s;
   }
   return {};
 }
 
 template <class Dims = dims<>, class Data, class Rule, class Router, class State>
-[[nodiscard]] status check(const on_reference&,
-                           const multi_state_read_args<Data, Rule, Router, State>& args) {
+[[nodiscard]] status check(const on_reference&, const multi_state_read_args<Data, Rule, Router, State>& args) {
   const status s = check<Dims>(args);
   return s.ok() ? detail::reference::check_read_contents("multi_state_read", args, args.o.extent(1)) : s;
 }

@@ -24,8 +24,8 @@ class router_adjoint<router::none> {
  public:
   explicit router_adjoint(const router::none&) {}
   template <class Scalar>
-  segment_scores<Scalar> weights(const token&, std::int64_t, const visible_segments&,
-                                 const segment_scores<Scalar>&, const vector<Scalar>&) {
+  segment_scores<Scalar> weights(const token&, std::int64_t, const visible_segments&, const segment_scores<Scalar>&,
+                                 const vector<Scalar>&) {
     return {};
   }
   void store(const router_grads<router::none>&) const {}
@@ -36,8 +36,8 @@ class router_adjoint<router::uniform> {
  public:
   explicit router_adjoint(const router::uniform&) {}
   template <class Scalar>
-  segment_scores<Scalar> weights(const token&, std::int64_t, const visible_segments&,
-                                 const segment_scores<Scalar>&, const vector<Scalar>&) {
+  segment_scores<Scalar> weights(const token&, std::int64_t, const visible_segments&, const segment_scores<Scalar>&,
+                                 const vector<Scalar>&) {
     return {};
   }
   void store(const router_grads<router::uniform>&) const {}
@@ -189,10 +189,9 @@ class router_adjoint<router::top_k<Router>> {
 ///     r_mu = mu.q', r_sigma = q'^T Sigma q' - r_mu^2, and with e = dr_mu - 2 r_mu dr_sigma:
 ///     dmu += e q'   dSigma += dr_sigma q' q'^T   dq' += e mu + dr_sigma (Sigma + Sigma^T) q'
 template <class Router, class BankData, class State, class Scalar, class Query, class TakeQuery>
-void routing_token_adjoint(router_adjoint<Router>& adjoint, const bank_view<BankData, State>& bank,
-                           std::int64_t row, const visible_segments& seen, const token& at,
-                           const std::vector<vector<Scalar>>& dlam, const Query& query,
-                           bank_derivatives<Scalar>* d, const TakeQuery& take_query) {
+void routing_token_adjoint(router_adjoint<Router>& adjoint, const bank_view<BankData, State>& bank, std::int64_t row,
+                           const visible_segments& seen, const token& at, const std::vector<vector<Scalar>>& dlam,
+                           const Query& query, bank_derivatives<Scalar>* d, const TakeQuery& take_query) {
   const auto H = static_cast<std::int64_t>(dlam.size());
   if constexpr (!Router::reads_moments) {
     for (std::int64_t h = 0; h < H; ++h) {
@@ -217,12 +216,10 @@ void routing_token_adjoint(router_adjoint<Router>& adjoint, const bank_view<Bank
         Scalar e = ds.r_mu(l);
         if constexpr (Router::reads_Sigma) {
           e -= Scalar(2) * scores.r_mu(l) * ds.r_sigma(l);
-          const matrix<Scalar> Sigma =
-              load<moment, Scalar>(bank.Sigma.select(0, row).select(0, entry).select(0, g));
+          const matrix<Scalar> Sigma = load<moment, Scalar>(bank.Sigma.select(0, row).select(0, entry).select(0, g));
           dq += ds.r_sigma(l) * (Sigma * q + Sigma.transpose() * q);
           if (d != nullptr)
-            d->Sigma[static_cast<std::size_t>(entry)][static_cast<std::size_t>(g)] +=
-                ds.r_sigma(l) * q * q.transpose();
+            d->Sigma[static_cast<std::size_t>(entry)][static_cast<std::size_t>(g)] += ds.r_sigma(l) * q * q.transpose();
         }
         dq += e * load<moment, Scalar>(bank.mu.select(0, row).select(0, entry).select(0, g));
         if (d != nullptr) d->mu[static_cast<std::size_t>(entry)][static_cast<std::size_t>(g)] += e * q;
@@ -241,9 +238,8 @@ vector<Scalar> raw_query_adjoint(const vector<Scalar>& raw, bool qkp_l2norm, dou
 
 /// Adds to the gradient of the router's own query operand.
 template <class Router, class Scalar>
-void add_routing_query(router_adjoint<Router>& adjoint, const Router& router, const token& at,
-                       std::int64_t moment_head, bool qkp_l2norm, double l2norm_eps,
-                       const vector<Scalar>& dq) {
+void add_routing_query(router_adjoint<Router>& adjoint, const Router& router, const token& at, std::int64_t moment_head,
+                       bool qkp_l2norm, double l2norm_eps, const vector<Scalar>& dq) {
   if constexpr (Router::reads_moments) {
     add(adjoint.query_sums().select(0, at.b).select(0, at.t).select(0, moment_head),
         raw_query_adjoint<Router>(load_row(query_of(router), at, moment_head), qkp_l2norm, l2norm_eps, dq));

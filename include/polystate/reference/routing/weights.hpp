@@ -48,8 +48,7 @@ struct query_scores {
     for (std::int64_t l = 0; l < r_mu.rows(); ++l) {
       const std::int64_t entry = seen.first + l;
       r_mu.row(l) =
-          load<moment, Scalar>(bank.mu.select(0, row).select(0, entry).select(0, moment_head)).transpose() *
-          Q;
+          load<moment, Scalar>(bank.mu.select(0, row).select(0, entry).select(0, moment_head)).transpose() * Q;
       if constexpr (Router::reads_Sigma) {
         const matrix<Scalar> Sigma =
             load<moment, Scalar>(bank.Sigma.select(0, row).select(0, entry).select(0, moment_head));
@@ -59,9 +58,7 @@ struct query_scores {
     }
   }
 
-  [[nodiscard]] segment_scores<Scalar> of_query(std::int64_t i) const {
-    return {r_mu.col(i), r_sigma.col(i)};
-  }
+  [[nodiscard]] segment_scores<Scalar> of_query(std::int64_t i) const { return {r_mu.col(i), r_sigma.col(i)}; }
 };
 
 template <class Scalar>
@@ -126,8 +123,8 @@ vector<Scalar> weights(const router::meanpool<Data>&, const token&, std::int64_t
 }
 
 template <class Data, class Scalar>
-vector<Scalar> weights(const router::merlin<Data>& r, const token& at, std::int64_t head,
-                       const visible_segments&, const segment_scores<Scalar>& scores) {
+vector<Scalar> weights(const router::merlin<Data>& r, const token& at, std::int64_t head, const visible_segments&,
+                       const segment_scores<Scalar>& scores) {
   const Scalar gamma = static_cast<Scalar>(r.gamma(at.b, at.t, head));
   const vector<Scalar> by_mean = softmax<Scalar>(static_cast<Scalar>(r.tau_mu(head)) * scores.r_mu);
   const vector<Scalar> by_variance = softmax<Scalar>(static_cast<Scalar>(r.tau_sigma(head)) * scores.r_sigma);
@@ -135,8 +132,8 @@ vector<Scalar> weights(const router::merlin<Data>& r, const token& at, std::int6
 }
 
 template <class Data, class Scalar>
-vector<Scalar> weights(const router::cumulant<Data>& r, const token&, std::int64_t head,
-                       const visible_segments&, const segment_scores<Scalar>& scores) {
+vector<Scalar> weights(const router::cumulant<Data>& r, const token&, std::int64_t head, const visible_segments&,
+                       const segment_scores<Scalar>& scores) {
   const Scalar delta = static_cast<Scalar>(r.delta(head));
   return softmax<Scalar>(delta * scores.r_mu + (delta * delta / Scalar(2)) * scores.r_sigma);
 }
@@ -173,8 +170,8 @@ Scalar kept_sum(const vector<Scalar>& lam, const std::vector<bool>& kept) {
 }
 
 template <class Router, class Scalar>
-vector<Scalar> weights(const router::top_k<Router>& r, const token& at, std::int64_t head,
-                       const visible_segments& seen, const segment_scores<Scalar>& scores) {
+vector<Scalar> weights(const router::top_k<Router>& r, const token& at, std::int64_t head, const visible_segments& seen,
+                       const segment_scores<Scalar>& scores) {
   vector<Scalar> lam = weights(r.of, at, head, seen, scores);
   if (lam.size() <= r.k) return lam;
   const auto kept = chosen(lam, r.k, r.keep_current);
@@ -199,23 +196,20 @@ status check_kept_weights(const char* op, const router::top_k<router::position<D
   using Scalar = compute_t<Data>;
   for (std::int64_t h = 0; h < heads; ++h) {
     const vector<Scalar> lam = weights(r.of, at, h, seen, segment_scores<Scalar>{});
-    c.expect(!(kept_sum(lam, chosen(lam, r.k, r.keep_current)) == Scalar(0)), error_code::value,
-             "router.weights",
-             "the kept weights of batch entry " + std::to_string(at.b) + ", token " + std::to_string(at.t) +
-                 ", head " + std::to_string(h) + " sum to 0; top_k divides by their sum");
+    c.expect(!(kept_sum(lam, chosen(lam, r.k, r.keep_current)) == Scalar(0)), error_code::value, "router.weights",
+             "the kept weights of batch entry " + std::to_string(at.b) + ", token " + std::to_string(at.t) + ", head " +
+                 std::to_string(h) + " sum to 0; top_k divides by their sum");
   }
   return c.result();
 }
 
 /// The same for all tokens of a sequence, which starts from these counters.
 template <class Separation, class Router>
-status check_kept_weights(const char* op, const Separation& separation, const Router& router,
-                          const token_range& tokens, std::int64_t heads, std::int64_t max_visible,
-                          bank_counters counters = {}) {
+status check_kept_weights(const char* op, const Separation& separation, const Router& router, const token_range& tokens,
+                          std::int64_t heads, std::int64_t max_visible, bank_counters counters = {}) {
   for (std::int64_t t = tokens.begin; t < tokens.end; ++t) {
     counters = count_token(separation, counters);
-    if (status s =
-            check_kept_weights(op, router, token{tokens.batch, t}, heads, visible(counters, max_visible));
+    if (status s = check_kept_weights(op, router, token{tokens.batch, t}, heads, visible(counters, max_visible));
         !s.ok()) {
       return s;
     }
@@ -236,19 +230,16 @@ void store_weights(const tensor_view<T, 1>& row, const visible_segments& seen, c
 template <class Scalar, class T>
 vector<Scalar> load_weights(const tensor_view<T, 4>& rows, const token& at, std::int64_t head,
                             const visible_segments& seen) {
-  return load<T, Scalar>(
-      rows.select(0, at.b).select(0, at.t).select(0, head).slice(0, seen.first, seen.current + 1));
+  return load<T, Scalar>(rows.select(0, at.b).select(0, at.t).select(0, head).slice(0, seen.first, seen.current + 1));
 }
 
 /// A router's query of a moment head: its own operand, or with shared_kq the recurrence's, normalised if
 /// asked.
 template <class Data, class Router>
-vector<compute_t<Data>> routing_query(const Router& router, const token& at, std::int64_t moment_head,
-                                      bool qkp_l2norm, double l2norm_eps,
-                                      const vector<compute_t<Data>>& shared = {}) {
+vector<compute_t<Data>> routing_query(const Router& router, const token& at, std::int64_t moment_head, bool qkp_l2norm,
+                                      double l2norm_eps, const vector<compute_t<Data>>& shared = {}) {
   if constexpr (Router::reads_moments) {
-    const vector<compute_t<Data>> q =
-        shared.size() > 0 ? shared : load_row(query_of(router), at, moment_head);
+    const vector<compute_t<Data>> q = shared.size() > 0 ? shared : load_row(query_of(router), at, moment_head);
     return qkp_l2norm && Router::normalizes_query ? l2_normalized(q, l2norm_eps) : q;
   } else {
     return {};

@@ -26,8 +26,7 @@ class moments_adjoint {
   /// before it, adds to the gates' gradients and returns dk' of the key as it entered.
   [[nodiscard]] vector<Scalar> add_key(const vector<Scalar>& k, const token& at, std::int64_t moment_head,
                                        std::int64_t length, std::int64_t seen, const vector<Scalar>& mu,
-                                       const matrix<Scalar>& Sigma, vector<Scalar>& dmu,
-                                       matrix<Scalar>& dSigma) {
+                                       const matrix<Scalar>& Sigma, vector<Scalar>& dmu, matrix<Scalar>& dSigma) {
     using std::exp;
     const bool counted = in_.divide_by == divide_by::count;
     const Scalar m(static_cast<double>(counted ? seen : length));
@@ -87,8 +86,7 @@ class moments_adjoint {
       const auto g = static_cast<std::int64_t>(r);
       const vector<Scalar> mu = load(before.mu.select(0, 0).select(0, 0).select(0, g));
       const matrix<Scalar> Sigma = load(before.Sigma.select(0, 0).select(0, 0).select(0, g));
-      take_key(g, add_key(key(g), at, g, length, before.counters(0).open_tokens + 1, mu, Sigma, dmu[r],
-                          dSigma[r]));
+      take_key(g, add_key(key(g), at, g, length, before.counters(0).open_tokens + 1, mu, Sigma, dmu[r], dSigma[r]));
     }
   }
 

@@ -56,8 +56,7 @@ void add_key(const key_moments<Data>& in, const vector<Scalar>& k, const token& 
 /// gives k'.
 template <class Data, class BankData, class State, class Separation, class Key>
 void write_moments(const bank_view<BankData, State>& bank, std::int64_t row, const bank_counters& before,
-                   const key_moments<Data>& in, const Separation& separation, const token& at,
-                   const Key& key) {
+                   const key_moments<Data>& in, const Separation& separation, const token& at, const Key& key) {
   using Scalar = compute_t<Data>;
   const std::int64_t entry = bank.counters(row).segments - 1;
   const bool opens = before.open_tokens == 0;
@@ -67,8 +66,7 @@ void write_moments(const bank_view<BankData, State>& bank, std::int64_t row, con
     vector<Scalar> mu;
     matrix<Scalar> Sigma;
     if (bank.mu) mu = load<acc_t<BankData>, Scalar>(bank.mu.select(0, row).select(0, entry).select(0, r));
-    if (bank.Sigma)
-      Sigma = load<acc_t<BankData>, Scalar>(bank.Sigma.select(0, row).select(0, entry).select(0, r));
+    if (bank.Sigma) Sigma = load<acc_t<BankData>, Scalar>(bank.Sigma.select(0, row).select(0, entry).select(0, r));
     if (opens) mu.setZero();
     if (opens) Sigma.setZero();
     add_key(in, k, at, r, separation.length(entry), before.open_tokens + 1, mu, Sigma);
@@ -88,12 +86,11 @@ void write_key(const key_moments<Data>& in, const bank_view<Scalar>& bank, const
 
 /// Copies a bank's entries to the outputs, from entry `first` of batch entry `b` on.
 template <class Scalar, class Moment>
-void store_moments(const bank_view<Scalar>& bank, std::int64_t b, std::int64_t first,
-                   const tensor_view<Moment, 4>& mu, const tensor_view<Moment, 5>& Sigma) {
+void store_moments(const bank_view<Scalar>& bank, std::int64_t b, std::int64_t first, const tensor_view<Moment, 4>& mu,
+                   const tensor_view<Moment, 5>& Sigma) {
   for (std::int64_t l = 0; l < bank.counters(0).segments; ++l) {
     for (std::int64_t r = 0; mu && r < mu.extent(2); ++r) {
-      store(mu.select(0, b).select(0, first + l).select(0, r),
-            load(bank.mu.select(0, 0).select(0, l).select(0, r)));
+      store(mu.select(0, b).select(0, first + l).select(0, r), load(bank.mu.select(0, 0).select(0, l).select(0, r)));
     }
     for (std::int64_t r = 0; Sigma && r < Sigma.extent(2); ++r) {
       store(Sigma.select(0, b).select(0, first + l).select(0, r),

@@ -77,8 +77,7 @@ class recurrence_adjoint<operands<Data, rule::ssd>> {
     }
     if (in_.D) {
       add(d_D_.view().select(0, head), ds.cwiseProduct(x));
-      add(d_x_.view().select(0, at.b).select(0, at.t).select(0, head),
-          ds.cwiseProduct(load(in_.D.select(0, head))));
+      add(d_x_.view().select(0, at.b).select(0, at.t).select(0, head), ds.cwiseProduct(load(in_.D.select(0, head))));
     }
     return ds;
   }

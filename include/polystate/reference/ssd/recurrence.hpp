@@ -26,12 +26,8 @@ class recurrence<operands<Data, rule::ssd>> {
   [[nodiscard]] std::int64_t dk() const { return in_.B.extent(3); }
   [[nodiscard]] double scale() const { return 1; }
 
-  [[nodiscard]] vector<Scalar> key(const token& at, std::int64_t group) const {
-    return load_row(in_.B, at, group);
-  }
-  [[nodiscard]] vector<Scalar> query(const token& at, std::int64_t group) const {
-    return load_row(in_.C, at, group);
-  }
+  [[nodiscard]] vector<Scalar> key(const token& at, std::int64_t group) const { return load_row(in_.B, at, group); }
+  [[nodiscard]] vector<Scalar> query(const token& at, std::int64_t group) const { return load_row(in_.C, at, group); }
 
   /// S <- exp(d A) S
   void transition(matrix<Scalar>& S, const token& at, std::int64_t head) const {
@@ -76,9 +72,7 @@ class query_reader<query_operands<Data, rule::ssd>> {
   [[nodiscard]] std::int64_t tokens() const { return in_.C.extent(1); }
   [[nodiscard]] std::int64_t groups() const { return in_.C.extent(2); }
   [[nodiscard]] double scale() const { return 1; }
-  [[nodiscard]] vector<Scalar> query(const token& at, std::int64_t group) const {
-    return load_row(in_.C, at, group);
-  }
+  [[nodiscard]] vector<Scalar> query(const token& at, std::int64_t group) const { return load_row(in_.C, at, group); }
 
  private:
   query_operands<Data, rule::ssd> in_;

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "../operators/log_linear.hpp"
+
+#include "../registry.hpp"
+
+#include <polystate/reference/multi_state.hpp>
+
+namespace replay::reference {
+
+computed log_linear(const request& r) {
+  return run_on<polystate::on_reference>(r, [](auto& io) { run_log_linear(io); });
+}
+
+}  // namespace replay::reference

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "../operators/routing.hpp"
+
+#include "../registry.hpp"
+
+#include <polystate/reference/routing.hpp>
+
+namespace replay::reference {
+
+computed routing(const request& r) {
+  return run_on<polystate::on_reference>(r, [](auto& io) { run_routing(io); });
+}
+
+}  // namespace replay::reference

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "../operators/segment_moments.hpp"
+
+#include "../registry.hpp"
+
+#include <polystate/reference/segment_moments.hpp>
+
+namespace replay::reference {
+
+computed segment_moments(const request& r) {
+  return run_on<polystate::on_reference>(r, [](auto& io) { run_segment_moments(io); });
+}
+
+}  // namespace replay::reference

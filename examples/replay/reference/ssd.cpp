@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "../operators/ssd.hpp"
+
+#include "../registry.hpp"
+
+#include <polystate/reference/ssd.hpp>
+
+namespace replay::reference {
+
+computed ssd(const request& r) {
+  return run_on<polystate::on_reference>(r, [](auto& io) { run_ssd(io); });
+}
+
+}  // namespace replay::reference

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <polystate/multi_state.hpp>
+
+namespace ps = polystate;
+
+#if defined(MUST_NOT_COMPILE)
+using args = ps::routing_args<float, ps::separation::fenwick, ps::router::position<float>>;
+#else
+using args = ps::routing_args<float, ps::separation::uniform, ps::router::position<float>>;
+#endif
+
+// Asking its size completes the type.
+static_assert(sizeof(args) > 0);
