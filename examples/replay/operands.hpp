@@ -30,6 +30,17 @@ namespace replay {
 struct data {};
 struct acc {};
 
+template <int Rank>
+struct axis_order {
+  int axis[Rank] = {};
+  constexpr axis_order() {
+    for (int i = 0; i < Rank; ++i) axis[i] = i;
+  }
+};
+/// The operator's indices run along the file's axes one to one.
+template <int Rank>
+inline constexpr axis_order<Rank> same_order{};
+
 /// Owns the memory behind one call's views. Names are those of the case file, "in.x" and "out.y"; `order[i]`
 /// is the file's axis that the operator's index i runs along, so an operator gets strided views wherever the
 /// file stores another order.
@@ -51,14 +62,14 @@ class operands {
   /// An input that must be in the file.
   template <class Kind, int Rank>
   [[nodiscard]] polystate::tensor_view<const element_t<Kind>, Rank> input(
-      const std::string& name, const axes<Rank>& order = identity<Rank>()) {
+      const std::string& name, const axes<Rank>& order = same_order<Rank>.axis) {
     const tensor& t = file().at(name);
     return view<const element_t<Kind>, Rank>(name, t, upload<element_t<Kind>>(name, t), order);
   }
   /// An input that may be missing: the view is then absent.
   template <class Kind, int Rank>
   [[nodiscard]] polystate::tensor_view<const element_t<Kind>, Rank> optional_input(
-      const std::string& name, const axes<Rank>& order = identity<Rank>()) {
+      const std::string& name, const axes<Rank>& order = same_order<Rank>.axis) {
     if (file().find(name) == nullptr) return {};
     return input<Kind, Rank>(name, order);
   }
@@ -79,13 +90,13 @@ class operands {
   /// An output with the shape of the file's expected values, poisoned before the call and read back after it.
   template <class Kind, int Rank>
   [[nodiscard]] polystate::tensor_view<element_t<Kind>, Rank> output(
-      const std::string& name, const axes<Rank>& order = identity<Rank>()) {
+      const std::string& name, const axes<Rank>& order = same_order<Rank>.axis) {
     return view<element_t<Kind>, Rank>(name, file().at(name), result<Kind>(name).memory.data(), order);
   }
   /// An output that is computed only if the file has expected values for it.
   template <class Kind, int Rank>
   [[nodiscard]] polystate::tensor_view<element_t<Kind>, Rank> optional_output(
-      const std::string& name, const axes<Rank>& order = identity<Rank>()) {
+      const std::string& name, const axes<Rank>& order = same_order<Rank>.axis) {
     if (file().find(name) == nullptr) return {};
     return output<Kind, Rank>(name, order);
   }
@@ -127,7 +138,7 @@ class operands {
                                                                     const std::string& output_name) {
     using T = element_t<Kind>;
     const tensor& after = file().at(output_name);
-    const auto v = view<T, Rank>(output_name, after, nullptr, identity<Rank>());
+    const auto v = view<T, Rank>(output_name, after, nullptr, same_order<Rank>.axis);
     std::vector<T> contents(after.values.size(), static_cast<T>(std::numeric_limits<double>::quiet_NaN()));
     if (const tensor* before = file().find(input_name); before != nullptr) {
       used_.insert(input_name);
@@ -145,7 +156,7 @@ class operands {
     output_buffer& r = result<Kind>(output_name);
     const auto* raw = reinterpret_cast<const std::byte*>(contents.data());
     r.contents.assign(raw, raw + contents.size() * sizeof(T));
-    return view<T, Rank>(output_name, after, r.memory.data(), identity<Rank>());
+    return view<T, Rank>(output_name, after, r.memory.data(), same_order<Rank>.axis);
   }
   template <class Kind, int Rank>
   [[nodiscard]] polystate::tensor_view<element_t<Kind>, Rank> optional_grown(const std::string& input_name,
@@ -201,18 +212,6 @@ class operands {
       f(offset);
       for (int d = Rank - 1; d >= 0 && ++index[d] == v.extent(d); --d) index[d] = 0;
     }
-  }
-
-  template <int Rank>
-  static const axes<Rank>& identity() {
-    static constexpr auto order = [] {
-      struct {
-        int axis[Rank];
-      } o{};
-      for (int i = 0; i < Rank; ++i) o.axis[i] = i;
-      return o;
-    }();
-    return order.axis;
   }
 
   template <class T, int Rank>
