@@ -63,8 +63,7 @@ void randomise(const device_buffer& buffer, std::size_t elements) {
 }
 
 template <class Data>
-void forward(benchmark::State& state, order o, std::int64_t B, std::int64_t T, std::int64_t D,
-             std::int64_t W) {
+void forward(benchmark::State& state, order o, std::int64_t B, std::int64_t T, std::int64_t D, std::int64_t W) {
   const auto elements = static_cast<std::size_t>(B * T * (D + 1));
   const std::size_t sets = std::max<std::size_t>(2, cache_bytes / (2 * elements * sizeof(Data)) + 1);
   std::vector<device_buffer> x;
@@ -77,8 +76,7 @@ void forward(benchmark::State& state, order o, std::int64_t B, std::int64_t T, s
   const device_buffer weight(static_cast<std::size_t>(D * W) * sizeof(float));
   const device_buffer bias(static_cast<std::size_t>(D) * sizeof(float));
   randomise<float>(weight, static_cast<std::size_t>(D * W));
-  const double bytes =
-      2.0 * static_cast<double>(B * T * D) * sizeof(Data) + static_cast<double>(D * (W + 1)) * 4;
+  const double bytes = 2.0 * static_cast<double>(B * T * D) * sizeof(Data) + static_cast<double>(D * (W + 1)) * 4;
   time_on_stream(state, 20, bytes, [&](const on_cuda& exec, int i) {
     const auto set = static_cast<std::size_t>(i) % sets;
     causal_conv1d(exec, causal_conv1d_args<Data>{.x = ordered<const Data>(x[set].as<Data>(), B, T, D, o),

@@ -32,8 +32,8 @@ void visit_named(const case_file& file, const std::string& parameter, type_list<
   if (!found) throw file.no_such_choice(parameter);
 }
 
-using delta_family = type_list<polystate::rule::linear, polystate::rule::gated, polystate::rule::delta,
-                               polystate::rule::gated_delta>;
+using delta_family =
+    type_list<polystate::rule::linear, polystate::rule::gated, polystate::rule::delta, polystate::rule::gated_delta>;
 
 using every_rule = type_list<polystate::rule::linear, polystate::rule::gated, polystate::rule::delta,
                              polystate::rule::gated_delta, polystate::rule::ssd>;
@@ -65,9 +65,8 @@ template <class Exec, class Data>
 polystate::key_moments<Data> moments_of(operands<Exec, Data>& io, bool with_keys) {
   using polystate::divide_by;
   using polystate::moment_rule;
-  constexpr std::pair<const char*, moment_rule> rules[] = {{"plain", moment_rule::plain},
-                                                           {"decay_write", moment_rule::decay_write},
-                                                           {"delta", moment_rule::delta}};
+  constexpr std::pair<const char*, moment_rule> rules[] = {
+      {"plain", moment_rule::plain}, {"decay_write", moment_rule::decay_write}, {"delta", moment_rule::delta}};
   constexpr std::pair<const char*, divide_by> divisors[] = {{"m", divide_by::m}, {"count", divide_by::count}};
   const case_file& file = io.file();
   const moment_rule rule = file.choice("moment_rule", rules, moment_rule::plain);

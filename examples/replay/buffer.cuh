@@ -19,8 +19,7 @@ namespace replay {
 
 inline void require_success(cudaError_t result, const char* call) {
   if (result == cudaSuccess) return;
-  polystate::raise_on_error(
-      {polystate::error_code::cuda, "replay", call, std::string(cudaGetErrorString(result))});
+  polystate::raise_on_error({polystate::error_code::cuda, "replay", call, std::string(cudaGetErrorString(result))});
 }
 
 /// Throws skipped where there is nothing to run on.

@@ -108,8 +108,7 @@ double largest_finite(element type) {
 }
 
 const char* name_of(element type) {
-  const auto found =
-      std::find_if(elements.begin(), elements.end(), [&](const auto& e) { return e.second == type; });
+  const auto found = std::find_if(elements.begin(), elements.end(), [&](const auto& e) { return e.second == type; });
   return found->first;
 }
 
@@ -171,9 +170,7 @@ bool case_file::has_parameter(const std::string& parameter) const {
   return metadata_.find("param." + parameter) != metadata_.end();
 }
 
-const std::string& case_file::text(const std::string& parameter) const {
-  return metadata("param." + parameter);
-}
+const std::string& case_file::text(const std::string& parameter) const { return metadata("param." + parameter); }
 
 std::int64_t case_file::integer(const std::string& parameter, std::optional<std::int64_t> otherwise) const {
   if (otherwise && !has_parameter(parameter)) return *otherwise;

@@ -83,8 +83,7 @@ class case_file {
   /// without a default, where the parameter is missing.
   [[nodiscard]] bool has_parameter(const std::string& parameter) const;
   [[nodiscard]] const std::string& text(const std::string& parameter) const;
-  [[nodiscard]] std::int64_t integer(const std::string& parameter,
-                                     std::optional<std::int64_t> otherwise = {}) const;
+  [[nodiscard]] std::int64_t integer(const std::string& parameter, std::optional<std::int64_t> otherwise = {}) const;
   [[nodiscard]] double number(const std::string& parameter, std::optional<double> otherwise = {}) const;
   [[nodiscard]] bool flag(const std::string& parameter, std::optional<bool> otherwise = {}) const;
   /// One of the named values; throws skipped for a name that is not among them.

@@ -33,8 +33,7 @@ const judgement& worse(const judgement& a, const judgement& b) {
   return badness(b) > badness(a) ? b : a;
 }
 
-judgement judge(const std::string& tensor_name, const tensor& expected, const tensor& computed,
-                double limit) {
+judgement judge(const std::string& tensor_name, const tensor& expected, const tensor& computed, double limit) {
   judgement j{.tensor = tensor_name, .limit = limit};
   if (expected.is_index) {
     j.limit = 0;

@@ -61,17 +61,14 @@ int main(int argc, char** argv) {
     const bool valid = CLI::detail::lexical_cast(text, factor) && std::isfinite(factor) && factor >= 0;
     return valid ? std::string() : "no finite number of at least 0: " + text;
   };
-  app.add_option("--exec", chosen.exec, "backend: reference, cpu or cuda")
-      ->check(is_exec)
-      ->capture_default_str();
+  app.add_option("--exec", chosen.exec, "backend: reference, cpu or cuda")->check(is_exec)->capture_default_str();
   app.add_option("--dtype", type, "f64, f32, bf16 or f16; default: the case's own")->check(is_type);
   app.add_option("--pass", passes, "forward, backward or all")
       ->check(CLI::IsMember({"forward", "backward", "all"}))
       ->capture_default_str();
   app.add_option("--tolerance-factor", chosen.tolerance_factor, "multiplies every limit")->check(is_factor);
   app.add_option("--out", out, "write what was computed to this .safetensors file; takes one case");
-  app.add_option("--repeat", chosen.repeat, "also time N calls and print the median")
-      ->check(CLI::Range(1, 1'000'000));
+  app.add_option("--repeat", chosen.repeat, "also time N calls and print the median")->check(CLI::Range(1, 1'000'000));
   app.add_flag("--no-skip", no_skip, "a skipped case counts against the exit status");
   app.add_option("CASE", paths, "case files, .safetensors")->required();
   try {

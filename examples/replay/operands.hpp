@@ -50,9 +50,8 @@ class operands {
   template <int Rank>
   using axes = int[Rank];
   template <class Kind>
-  using element_t =
-      std::conditional_t<std::is_same_v<Kind, data>, Data,
-                         std::conditional_t<std::is_same_v<Kind, acc>, polystate::acc_t<Data>, Kind>>;
+  using element_t = std::conditional_t<std::is_same_v<Kind, data>, Data,
+                                       std::conditional_t<std::is_same_v<Kind, acc>, polystate::acc_t<Data>, Kind>>;
 
   explicit operands(const request& r) : request_(r) {}
 
@@ -75,22 +74,19 @@ class operands {
   }
   /// An input that some options need and the others do not read.
   template <class Kind, int Rank>
-  [[nodiscard]] polystate::tensor_view<const element_t<Kind>, Rank> input_if(bool needed,
-                                                                             const std::string& name) {
+  [[nodiscard]] polystate::tensor_view<const element_t<Kind>, Rank> input_if(bool needed, const std::string& name) {
     if (!needed) return {};
     return input<Kind, Rank>(name);
   }
-  [[nodiscard]] polystate::index_view indices(const std::string& name) {
-    return input<std::int32_t, 1>(name);
-  }
+  [[nodiscard]] polystate::index_view indices(const std::string& name) { return input<std::int32_t, 1>(name); }
   [[nodiscard]] polystate::index_view optional_indices(const std::string& name) {
     return optional_input<std::int32_t, 1>(name);
   }
 
   /// An output with the shape of the file's expected values, poisoned before the call and read back after it.
   template <class Kind, int Rank>
-  [[nodiscard]] polystate::tensor_view<element_t<Kind>, Rank> output(
-      const std::string& name, const axes<Rank>& order = same_order<Rank>.axis) {
+  [[nodiscard]] polystate::tensor_view<element_t<Kind>, Rank> output(const std::string& name,
+                                                                     const axes<Rank>& order = same_order<Rank>.axis) {
     return view<element_t<Kind>, Rank>(name, file().at(name), result<Kind>(name).memory.data(), order);
   }
   /// An output that is computed only if the file has expected values for it.
@@ -218,8 +214,8 @@ class operands {
   polystate::tensor_view<T, Rank> view(const std::string& name, const tensor& t, void* data,
                                        const axes<Rank>& order) const {
     if (t.shape.size() != Rank) {
-      throw file().fault(name, "has " + std::to_string(t.shape.size()) + " axes, " + file().op() + " takes " +
-                                   std::to_string(Rank));
+      throw file().fault(
+          name, "has " + std::to_string(t.shape.size()) + " axes, " + file().op() + " takes " + std::to_string(Rank));
     }
     std::int64_t extents[Rank] = {};
     for (std::size_t i = 0; i < Rank; ++i) extents[i] = t.shape[i];

@@ -107,8 +107,8 @@ outcome replay_or_throw(const case_file& file, const options& chosen) {
     pass_result r = replay_pass(rounded, inputs_changed, run, which, type, chosen);
     if (r.worst) worst = worst ? worse(*worst, *r.worst) : *r.worst;
     if (chosen.repeat > 0) {
-      times += std::string(which == pass::forward ? ", forward " : ", backward ") +
-               text_of(r.what.milliseconds) + " ms";
+      times +=
+          std::string(which == pass::forward ? ", forward " : ", backward ") + text_of(r.what.milliseconds) + " ms";
     }
     if (which == pass::forward) unused = r.what.unused;
     std::move(r.what.tensors.begin(), r.what.tensors.end(), std::back_inserter(out.tensors));
@@ -117,8 +117,7 @@ outcome replay_or_throw(const case_file& file, const options& chosen) {
   for (const auto& name : unused) remarks += "; " + name + " not used";
 
   out.result = worst->passed ? verdict::passed : verdict::failed;
-  out.text = worst->tensor + " error " + text_of(worst->error) + ", limit " + text_of(worst->limit) + times +
-             remarks;
+  out.text = worst->tensor + " error " + text_of(worst->error) + ", limit " + text_of(worst->limit) + times + remarks;
   return out;
 }
 

@@ -62,8 +62,8 @@ void run(const options& chosen) {
   const std::vector<result> results = examine_all(about, readers, exam);
 
   std::printf("text: %s\n%zu tokens, %zu distinct words, %zu segments of %zu tokens\n", chosen.path.c_str(),
-              words.tokens(), words.distinct_words(),
-              static_cast<std::size_t>(written.segments().counters().segments), about.segment_length);
+              words.tokens(), words.distinct_words(), static_cast<std::size_t>(written.segments().counters().segments),
+              about.segment_length);
   std::printf("%zu questions: %zu choose the scales, %zu score\n\n", all.size(), exam.choosing.size(),
               exam.scoring.size());
   print_header();
@@ -75,16 +75,13 @@ void run(const options& chosen) {
 
 int main(int argc, char** argv) {
   constexpr int bad_input_status = 2;
-  CLI::App app("Writes a text into memory states and asks for the word behind each pair of words.",
-               "text_memory");
+  CLI::App app("Writes a text into memory states and asks for the word behind each pair of words.", "text_memory");
   options chosen;
   app.add_option("--text", chosen.path, "text file")->capture_default_str();
   app.add_option("--segment-length", chosen.segment_length, "tokens that share a state")
       ->check(CLI::Range(1, 1'000'000'000))
       ->capture_default_str();
-  app.add_option("--dim", chosen.dim, "entries of a word's vector")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
+  app.add_option("--dim", chosen.dim, "entries of a word's vector")->check(CLI::Range(1, 1024))->capture_default_str();
   app.add_option("--routing-dim", chosen.routing_dim, "entries of a key that routers see; default: all")
       ->check(CLI::Range(1, 1024));
   app.add_option("--ask", chosen.ask, "two words of the text: show what each reader recalls behind them");

@@ -49,8 +49,7 @@ class memory {
   static constexpr std::int64_t tokens_a_step = 64;  // any number; it sets how often progress shows
 
   static ps::bank_shape shape_of(const text_vectors& from, std::int64_t routing_dim) {
-    return {
-        .dv = from.values.rows(), .dk = from.keys.rows(), .HR = routing_dim > 0 ? 1 : 0, .dr = routing_dim};
+    return {.dv = from.values.rows(), .dk = from.keys.rows(), .HR = routing_dim > 0 ? 1 : 0, .dr = routing_dim};
   }
 
   static std::int64_t affordable(std::int64_t segments, const text_vectors& from) {
@@ -68,20 +67,18 @@ class memory {
   /// What is written does not depend on the router: without an output a step reads nothing.
   template <class Separation, class Router>
   static void write(const text_vectors& from, std::int64_t begin, std::int64_t end, bank& into,
-                    const Separation& separation, const Router& router,
-                    const ps::key_moments<float>& moments) {
+                    const Separation& separation, const Router& router, const ps::key_moments<float>& moments) {
     const auto keys = as_operand(from.keys).slice(1, begin, end);
     const float beta = 1;  // each write replaces what the state held under its key
-    ps::multi_state_step(ps::on_reference{},
-                         ps::multi_state_step_args<float, ps::rule::delta, Separation, Router>{
-                             .in = {.q = keys,
-                                    .k = keys,
-                                    .v = as_operand(from.values).slice(1, begin, end),
-                                    .beta = {&beta, {1, end - begin, 1}, {0, 0, 0}}},
-                             .separation = separation,
-                             .moments = moments,
-                             .router = router,
-                             .bank = into.view()});
+    ps::multi_state_step(ps::on_reference{}, ps::multi_state_step_args<float, ps::rule::delta, Separation, Router>{
+                                                 .in = {.q = keys,
+                                                        .k = keys,
+                                                        .v = as_operand(from.values).slice(1, begin, end),
+                                                        .beta = {&beta, {1, end - begin, 1}, {0, 0, 0}}},
+                                                 .separation = separation,
+                                                 .moments = moments,
+                                                 .router = router,
+                                                 .bank = into.view()});
   }
 
   bank whole_;

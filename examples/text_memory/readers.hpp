@@ -48,12 +48,12 @@ std::size_t bytes_read(const bank& from) {
 template <class Router>
 recalled read_bank(const bank& from, const queries& asked, const Router& router) {
   recalled r{MatrixXf(from.shape().dv, asked.keys.cols()), MatrixXf(from.capacity(), asked.keys.cols())};
-  ps::multi_state_read(ps::on_reference{}, ps::multi_state_read_args<float, ps::rule::delta, Router>{
-                                               .in = {.q = as_operand(asked.keys)},
-                                               .bank = from.view(),
-                                               .router = router,
-                                               .o = as_operand(r.values),
-                                               .lam = as_operand(r.weights)});
+  ps::multi_state_read(ps::on_reference{},
+                       ps::multi_state_read_args<float, ps::rule::delta, Router>{.in = {.q = as_operand(asked.keys)},
+                                                                                 .bank = from.view(),
+                                                                                 .router = router,
+                                                                                 .o = as_operand(r.values),
+                                                                                 .lam = as_operand(r.weights)});
   return r;
 }
 
@@ -66,9 +66,8 @@ inline recalled read_by_position(const bank& from, const queries& asked, float s
   const Eigen::VectorXf by_age =
       -slope * Eigen::VectorXf::LinSpaced(from.capacity(), 0.0F, static_cast<float>(from.capacity() - 1));
   // every query shares the one row: stride 0 along time
-  return read_bank(
-      from, asked,
-      position{.weights = {by_age.data(), {1, asked.keys.cols(), 1, by_age.size()}, {0, 0, 0, 1}}});
+  return read_bank(from, asked,
+                   position{.weights = {by_age.data(), {1, asked.keys.cols(), 1, by_age.size()}, {0, 0, 0, 1}}});
 }
 
 /// Weights by the mean key of a segment.
@@ -78,8 +77,7 @@ inline recalled read_by_meanpool(const bank& from, const queries& asked, float s
 }
 
 /// Weights by the mean and the variance of a segment's keys along the query.
-inline recalled read_by_merlin(const bank& from, const queries& asked, float gamma, float tau_mu,
-                               float tau_sigma) {
+inline recalled read_by_merlin(const bank& from, const queries& asked, float gamma, float tau_mu, float tau_sigma) {
   return read_bank(from, asked,
                    merlin{.q = as_operand(asked.routing_keys),
                           .gamma = {&gamma, {1, asked.keys.cols(), 1}, {0, 0, 0}},
@@ -103,8 +101,7 @@ inline std::vector<reader> make_readers(const text_vectors& kept, const memory& 
   std::vector<scales> merlin_grid;
   for (const float gamma : {0.0F, 0.1F, 0.25F, 0.5F}) {
     for (const float tau_mu : {30.0F, 100.0F, 300.0F}) {
-      for (const float tau_sigma : {300.0F, 1000.0F, 3000.0F})
-        merlin_grid.push_back({gamma, tau_mu, tau_sigma});
+      for (const float tau_sigma : {300.0F, 1000.0F, 3000.0F}) merlin_grid.push_back({gamma, tau_mu, tau_sigma});
     }
   }
   return {
@@ -112,26 +109,22 @@ inline std::vector<reader> make_readers(const text_vectors& kept, const memory& 
        .bytes = bytes_read<ps::router::uniform>(whole),
        .scale_names = {},
        .grid = {{}},
-       .read = [&](const queries& asked,
-                   const scales&) { return read_bank(whole, asked, ps::router::uniform{}); }},
+       .read = [&](const queries& asked, const scales&) { return read_bank(whole, asked, ps::router::uniform{}); }},
       {.name = "uniform",
        .bytes = bytes_read<ps::router::uniform>(segments),
        .scale_names = {},
        .grid = {{}},
-       .read = [&](const queries& asked,
-                   const scales&) { return read_bank(segments, asked, ps::router::uniform{}); }},
+       .read = [&](const queries& asked, const scales&) { return read_bank(segments, asked, ps::router::uniform{}); }},
       {.name = "position",
        .bytes = bytes_read<position>(segments),
        .scale_names = {"s"},
        .grid = {{0}, {0.01F}, {-0.01F}, {0.03F}, {-0.03F}, {0.1F}, {-0.1F}, {0.3F}, {-0.3F}},
-       .read = [&](const queries& asked,
-                   const scales& s) { return read_by_position(segments, asked, s[0]); }},
+       .read = [&](const queries& asked, const scales& s) { return read_by_position(segments, asked, s[0]); }},
       {.name = "meanpool",
        .bytes = bytes_read<meanpool>(segments),
        .scale_names = {"s"},
        .grid = {{10}, {30}, {100}, {300}, {1000}},
-       .read = [&](const queries& asked,
-                   const scales& s) { return read_by_meanpool(segments, asked, s[0]); }},
+       .read = [&](const queries& asked, const scales& s) { return read_by_meanpool(segments, asked, s[0]); }},
       {.name = "merlin",
        .bytes = bytes_read<merlin>(segments),
        .scale_names = {"gamma", "tau_mu", "tau_sigma"},

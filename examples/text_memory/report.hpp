@@ -84,14 +84,13 @@ inline void print_weights(const subject& about, const Eigen::VectorXf& weights,
 }
 
 /// What each reader recalls behind a pair of words, given by its tokens in the text.
-inline void print_recall(const subject& about, const std::vector<reader>& readers,
-                         const std::vector<result>& results, const std::vector<std::size_t>& tokens) {
+inline void print_recall(const subject& about, const std::vector<reader>& readers, const std::vector<result>& results,
+                         const std::vector<std::size_t>& tokens) {
   const auto [first, second] = about.words.pair_of(tokens.front());
   std::printf("\nasked: %s %s\nin the text:", about.words.spelling(first).c_str(),
               about.words.spelling(second).c_str());
   for (const std::size_t t : tokens) {
-    std::printf(" %s (segment %zu)", about.words.spelling(about.words.next_word(t)).c_str(),
-                t / about.segment_length);
+    std::printf(" %s (segment %zu)", about.words.spelling(about.words.next_word(t)).c_str(), t / about.segment_length);
   }
   std::printf("\n");
   for (std::size_t i = 0; i < readers.size(); ++i) {

@@ -67,8 +67,7 @@ struct subject {
 };
 
 /// Asks one batch of questions, each given by the token that it was written with.
-inline score ask_batch(const subject& about, const reader& r, const scales& s,
-                       const std::vector<std::size_t>& tokens) {
+inline score ask_batch(const subject& about, const reader& r, const scales& s, const std::vector<std::size_t>& tokens) {
   const recalled answers = r.read(queries(about.vectors, tokens), s);
   const auto words = nearest_words(about.vectors, answers);
   score sum;
@@ -87,8 +86,7 @@ inline score ask_batch(const subject& about, const reader& r, const scales& s,
 
 /// Asks all questions, a batch at a time since a read loads each state once for all of its queries, on every
 /// core: the operators are thread-safe.
-inline score ask_all(const subject& about, const reader& r, const scales& s,
-                     const std::vector<std::size_t>& tokens) {
+inline score ask_all(const subject& about, const reader& r, const scales& s, const std::vector<std::size_t>& tokens) {
   constexpr std::size_t batch = 64;
   const std::size_t threads = std::max(1U, std::thread::hardware_concurrency());
   std::vector<std::future<score>> shares;

@@ -66,8 +66,7 @@ class text {
   }
 
   /// Every token of a pair of words, in the order of the text. Throws bad_input where there is none.
-  [[nodiscard]] const std::vector<std::size_t>& find(const std::string& first,
-                                                     const std::string& second) const {
+  [[nodiscard]] const std::vector<std::size_t>& find(const std::string& first, const std::string& second) const {
     const auto a = ids_.find(first);
     const auto b = ids_.find(second);
     if (a != ids_.end() && b != ids_.end()) {
@@ -101,8 +100,7 @@ inline text read_text(const std::string& path) {
   if (read.tokens() == 0) {
     throw bad_input(path + " has too few words: it takes two to ask and one to answer");
   }
-  if (read.questions().size() < 2)
-    throw bad_input(path + " is too short: fewer than two pairs of words occur once");
+  if (read.questions().size() < 2) throw bad_input(path + " is too short: fewer than two pairs of words occur once");
   return read;
 }
 

@@ -71,9 +71,7 @@ struct queries {
 };
 
 /// Columns as an operand of shape (batch 1, time, heads 1, dim).
-inline ps::tensor_view<const float, 4> as_operand(const MatrixXf& m) {
-  return {m.data(), {1, m.cols(), 1, m.rows()}};
-}
+inline ps::tensor_view<const float, 4> as_operand(const MatrixXf& m) { return {m.data(), {1, m.cols(), 1, m.rows()}}; }
 inline ps::tensor_view<float, 4> as_operand(MatrixXf& m) { return {m.data(), {1, m.cols(), 1, m.rows()}}; }
 
 }  // namespace text_memory

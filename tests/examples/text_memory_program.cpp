@@ -60,9 +60,7 @@ class text_memory_program : public ::testing::Test {
     std::ofstream(path) << content;
     return "--text '" + path + "'";
   }
-  static finished_program run(const std::string& arguments) {
-    return run_program(TEXT_MEMORY_PROGRAM, arguments);
-  }
+  static finished_program run(const std::string& arguments) { return run_program(TEXT_MEMORY_PROGRAM, arguments); }
 
  private:
   temporary_folder folder_;
@@ -103,8 +101,7 @@ TEST_F(text_memory_program, answers_better_the_better_its_reader) {
   EXPECT_GT(rows["merlin"].right, 95);
   EXPECT_GT(rows["softmax"].right, 99);
 
-  for (const char* reader : {"single", "uniform", "softmax"})
-    EXPECT_EQ(rows[reader].own_segment, "-") << reader;
+  for (const char* reader : {"single", "uniform", "softmax"}) EXPECT_EQ(rows[reader].own_segment, "-") << reader;
   EXPECT_GT(std::stod(rows["merlin"].own_segment), 95);
   EXPECT_GT(std::stod(rows["meanpool"].own_segment), 100.0 / 24 + 5);
 
@@ -219,8 +216,7 @@ TEST_F(text_memory_program, helps) {
 }
 
 TEST_F(text_memory_program, recalls_the_gpl) {
-  if (!std::filesystem::exists("/usr/share/common-licenses/GPL-3"))
-    GTEST_SKIP() << "no GPL-3 on this machine";
+  if (!std::filesystem::exists("/usr/share/common-licenses/GPL-3")) GTEST_SKIP() << "no GPL-3 on this machine";
   const auto r = run("");
   ASSERT_EQ(r.status, 0) << r.err;
   EXPECT_EQ(number_of(r.out, "segments"), 89U);

@@ -117,11 +117,9 @@ TEST_F(replay_program, nan_where_none_is_expected_fails) {
 
 TEST_F(replay_program, what_is_not_there_is_skipped_with_the_reason) {
   const auto operator_ = edited(basic, [](edited_case& c) { c.metadata["op"] = "no_such_operator"; });
-  const auto option =
-      edited("causal_conv1d__t0", [](edited_case& c) { c.metadata["param.activation"] = "tanh"; });
+  const auto option = edited("causal_conv1d__t0", [](edited_case& c) { c.metadata["param.activation"] = "tanh"; });
   for (const auto& [arguments, reason] :
-       {std::pair{operator_, "operator not there yet"},
-        std::pair{option, "activation \"tanh\" is not there yet"},
+       {std::pair{operator_, "operator not there yet"}, std::pair{option, "activation \"tanh\" is not there yet"},
         std::pair{"--pass backward " + golden("causal_conv1d__t0"), "the case has no gradients"}}) {
     const auto r = run(arguments);
     EXPECT_EQ(r.status, 0) << r.err;
@@ -165,9 +163,7 @@ const fault faults[] = {
        c.set("in.x", {1 << 20, 1 << 20, 0}, {});
      }},
     {"weight: shape",
-     [](edited_case& c) {
-       std::swap(c.tensors.at("in.weight").shape[0], c.tensors.at("in.weight").shape[1]);
-     }},
+     [](edited_case& c) { std::swap(c.tensors.at("in.weight").shape[0], c.tensors.at("in.weight").shape[1]); }},
     {"param.activation", [](edited_case& c) { c.metadata.erase("param.activation"); }},
     {"format", [](edited_case& c) { c.metadata["format"] = "polystate-case-2"; }},
     {"op", [](edited_case& c) { c.metadata.erase("op"); }},
@@ -190,8 +186,8 @@ TEST_F(replay_program, a_malformed_case_is_named_and_the_others_still_run) {
 
 TEST_F(replay_program, a_parameter_of_another_type_is_malformed) {
   for (const std::string parameter : {"scale", "qk_l2norm", "l2norm_eps"}) {
-    const auto path = edited("gated_delta_rule__t1_decode",
-                             [&](edited_case& c) { c.metadata["param." + parameter] = "0.5x"; });
+    const auto path =
+        edited("gated_delta_rule__t1_decode", [&](edited_case& c) { c.metadata["param." + parameter] = "0.5x"; });
     const auto r = run(path);
     EXPECT_EQ(r.status, 2) << parameter;
     EXPECT_NE(r.err.find("param." + parameter), std::string::npos) << r.err;

@@ -222,8 +222,7 @@ TEST(malformed_header, is_refused_with_its_reason) {
   for (const auto& h : bad_headers()) {
     const std::string fault = attempt(file_of(h.header, h.data));
     EXPECT_NE(fault.find(h.wanted), std::string::npos)
-        << "header " << index << ", " << h.header.substr(0, 100) << ": "
-        << (fault.empty() ? "accepted" : fault);
+        << "header " << index << ", " << h.header.substr(0, 100) << ": " << (fault.empty() ? "accepted" : fault);
     ++index;
   }
 }
@@ -232,8 +231,8 @@ TEST(malformed_header, length_field) {
   const bytes good = file_of("{}");
   EXPECT_NE(attempt({}).find("shorter than"), std::string::npos);
   EXPECT_NE(attempt(bytes(7)).find("shorter than"), std::string::npos);
-  for (const std::uint64_t length : {std::uint64_t{3}, std::uint64_t{1} << 31, std::uint64_t{1} << 63,
-                                     ~std::uint64_t{0}, ~std::uint64_t{0} - 7}) {
+  for (const std::uint64_t length :
+       {std::uint64_t{3}, std::uint64_t{1} << 31, std::uint64_t{1} << 63, ~std::uint64_t{0}, ~std::uint64_t{0} - 7}) {
     bytes content = good;
     std::memcpy(content.data(), &length, sizeof length);
     EXPECT_NE(attempt(content).find("a header of " + std::to_string(length)), std::string::npos);
@@ -252,9 +251,7 @@ TEST(well_formed_header, is_accepted) {
            {"{}", 0},
            {"{}      ", 0},
            {"{\"x\":" + good + "}\n", 8},
-           {R"({"y":{"data_offsets":[8,12],"dtype":"I32","shape":[]},"__metadata__":{"a":"b"},"x":)" + good +
-                "}",
-            12},
+           {R"({"y":{"data_offsets":[8,12],"dtype":"I32","shape":[]},"__metadata__":{"a":"b"},"x":)" + good + "}", 12},
            {R"({"e":{"dtype":"F64","shape":[0,3],"data_offsets":[0,0]},"x":)" + good + "}", 8},
            {R"({"e":{"dtype":"F64","shape":[0,3],"data_offsets":[8,8]},"x":)" + good + "}", 8},
            {R"({"c":{"dtype":"F8_E4M3","shape":[8],"data_offsets":[0,8]}})", 8}}) {
@@ -281,8 +278,7 @@ std::vector<std::pair<std::string, bytes>> small_cases() {
   }
   std::vector<std::pair<std::string, bytes>> cases;
   for (const auto& [op, path] : smallest) {
-    if (std::filesystem::file_size(path) <= 40'000)
-      cases.emplace_back(path.stem().string(), content_of(path));
+    if (std::filesystem::file_size(path) <= 40'000) cases.emplace_back(path.stem().string(), content_of(path));
   }
   EXPECT_GE(cases.size(), 8U);
   return cases;
@@ -317,8 +313,7 @@ TEST(broken_case, with_flipped_bits_is_refused_or_run) {
       bytes broken = content;
       // Three of four in the header: flips in the data are mostly another number.
       const std::size_t range = i % 4 != 0 ? header_end(content) : content.size();
-      for (int flips = 1 + i % 3; flips > 0; --flips)
-        broken[random() % range] ^= std::byte(1u << random() % 8);
+      for (int flips = 1 + i % 3; flips > 0; --flips) broken[random() % range] ^= std::byte(1u << random() % 8);
       (attempt(broken).empty() ? accepted : refused)++;
     }
   }
@@ -356,9 +351,7 @@ TEST(broken_case, with_other_numbers_and_names_is_refused_or_run) {
       if (begin == end) continue;
       std::size_t stop = begin;
       while (stop < end && is_digit(content[stop])) ++stop;
-      const auto at = [&](std::size_t offset) {
-        return content.begin() + static_cast<std::ptrdiff_t>(offset);
-      };
+      const auto at = [&](std::size_t offset) { return content.begin() + static_cast<std::ptrdiff_t>(offset); };
       std::string header(reinterpret_cast<const char*>(content.data()) + 8, begin - 8);
       header += numbers[random() % numbers.size()];
       header.append(reinterpret_cast<const char*>(content.data()) + stop, end - stop);

@@ -65,9 +65,9 @@ TEST_F(written_file, asked_for_what_it_does_not_hold) {
   const std::vector<float> x = {1};
   st::write(path(), std::vector{st::source("x", {1}, std::span(x))});
   const auto file = st::read(path());
-  for (const auto& ask : {+[](const st::file& f) { (void)f.values<double>("x"); },
-                          +[](const st::file& f) { (void)f.values<float>("y"); },
-                          +[](const st::file& f) { (void)f.bytes("y"); }}) {
+  for (const auto& ask :
+       {+[](const st::file& f) { (void)f.values<double>("x"); }, +[](const st::file& f) { (void)f.values<float>("y"); },
+        +[](const st::file& f) { (void)f.bytes("y"); }}) {
     try {
       ask(file);
       ADD_FAILURE() << "no error";

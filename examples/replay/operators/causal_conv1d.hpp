@@ -12,8 +12,7 @@ namespace replay {
 template <class Exec, class Data>
 void run_causal_conv1d(operands<Exec, Data>& io) {
   using polystate::activation;
-  constexpr std::pair<const char*, activation> activations[] = {{"none", activation::none},
-                                                                {"silu", activation::silu}};
+  constexpr std::pair<const char*, activation> activations[] = {{"none", activation::none}, {"silu", activation::silu}};
   const int channel_last[] = {0, 2, 1};
   const polystate::causal_conv1d_args<Data> args{
       .x = io.template input<data, 3>("in.x", channel_last),

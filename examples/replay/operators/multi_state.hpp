@@ -64,10 +64,9 @@ void run_multi_state_step(operands<Exec, Data>& io) {
       if (separation.m < 1 || separation.m > longest) throw malformed(file.path(), "param.m", "out of range");
       if (seen < 0 || seen > longest) throw malformed(file.path(), "param.t0", "out of range");
       visit_router(io, shared_kq, [&]<class Router>(const Router& router) {
-        const polystate::bank_counters counters{
-            .tokens = seen,
-            .segments = seen / separation.m + (seen % separation.m != 0 ? 1 : 0),
-            .open_tokens = seen % separation.m};
+        const polystate::bank_counters counters{.tokens = seen,
+                                                .segments = seen / separation.m + (seen % separation.m != 0 ? 1 : 0),
+                                                .open_tokens = seen % separation.m};
         const tensor* before = file.find("in.bank_S");
         if (counters.segments != (before != nullptr && before->shape.size() == 5 ? before->shape[1] : 0)) {
           throw file.fault("in.bank_S", "has not the " + std::to_string(counters.segments) +

@@ -57,25 +57,7 @@ class error : public std::runtime_error {
 };
 
 /// Element types of the format. Those without a C++ type here are read and written as bytes.
-enum class dtype {
-  boolean,
-  u8,
-  i8,
-  f8_e4m3,
-  f8_e5m2,
-  f8_e8m0,
-  u16,
-  i16,
-  f16,
-  bf16,
-  u32,
-  i32,
-  f32,
-  u64,
-  i64,
-  f64,
-  c64
-};
+enum class dtype { boolean, u8, i8, f8_e4m3, f8_e5m2, f8_e8m0, u16, i16, f16, bf16, u32, i32, f32, u64, i64, f64, c64 };
 
 /// A dtype's name in the header and its size.
 struct dtype_info {
@@ -230,9 +212,7 @@ class events {
   bool null() { return unexpected("null"); }
   bool boolean(bool) { return unexpected("a boolean"); }
   bool number_integer(std::int64_t value) { return unexpected("the number " + std::to_string(value)); }
-  bool number_float(double, const std::string& text) {
-    return unexpected("the number " + st::error::printable(text));
-  }
+  bool number_float(double, const std::string& text) { return unexpected("the number " + st::error::printable(text)); }
   bool binary(std::vector<std::uint8_t>&) { return unexpected("binary data"); }
 
   bool number_unsigned(std::uint64_t value) {
@@ -282,8 +262,7 @@ class events {
   bool key(const std::string& text) {
     if (where_ == place::header) {
       name_ = text;
-      const bool first =
-          text == metadata_key ? !std::exchange(metadata_seen_, true) : tensors.try_emplace(text).second;
+      const bool first = text == metadata_key ? !std::exchange(metadata_seen_, true) : tensors.try_emplace(text).second;
       if (!first) throw st::error(file_, name_, "twice in the header");
       return true;
     }
@@ -359,8 +338,7 @@ class events {
 };
 
 /// The format allows neither gaps nor overlaps: the tensors, in the order of their offsets, tile the data.
-inline void check_layout(std::string_view file, const st::file::tensors_type& tensors,
-                         std::uint64_t data_bytes) {
+inline void check_layout(std::string_view file, const st::file::tensors_type& tensors, std::uint64_t data_bytes) {
   std::vector<const st::file::tensors_type::value_type*> order;
   order.reserve(tensors.size());
   for (const auto& entry : tensors) order.push_back(&entry);
@@ -387,8 +365,8 @@ inline void check_layout(std::string_view file, const st::file::tensors_type& te
     end = t.end;
   }
   if (end != data_bytes) {
-    throw st::error(file, "the tensors take " + std::to_string(end) + " of " + std::to_string(data_bytes) +
-                              " bytes of data");
+    throw st::error(file,
+                    "the tensors take " + std::to_string(end) + " of " + std::to_string(data_bytes) + " bytes of data");
   }
 }
 
@@ -404,12 +382,12 @@ namespace polystate::inline POLYSTATE_ABI::safetensors {
   std::memcpy(&length, content.data(), sizeof length);
   const std::uint64_t rest = content.size() - header::length_bytes;
   if (length > rest) {
-    throw error(name, "a header of " + std::to_string(length) + " bytes in a file with " +
-                          std::to_string(rest) + " bytes after its length field");
+    throw error(name, "a header of " + std::to_string(length) + " bytes in a file with " + std::to_string(rest) +
+                          " bytes after its length field");
   }
   if (length > longest_header) {
-    throw error(name, "a header of " + std::to_string(length) + " bytes, supported: up to " +
-                          std::to_string(longest_header));
+    throw error(name,
+                "a header of " + std::to_string(length) + " bytes, supported: up to " + std::to_string(longest_header));
   }
   const auto* text = reinterpret_cast<const char*>(content.data()) + header::length_bytes;
   if (length == 0 || text[0] != '{') throw error(name, "the header does not begin with '{'");
