@@ -8,8 +8,10 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 
 find_program(POLYSTATE_CCACHE ccache)
 if(POLYSTATE_CCACHE AND PROJECT_IS_TOP_LEVEL)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${POLYSTATE_CCACHE})
-  set(CMAKE_CUDA_COMPILER_LAUNCHER ${POLYSTATE_CCACHE})
+  # Paths below this folder are hashed relative to it: a clone elsewhere finds what was compiled here.
+  set(launcher ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=true ${POLYSTATE_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${launcher})
 endif()
 
 if(NOT TARGET Eigen3::Eigen)
