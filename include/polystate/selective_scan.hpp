@@ -14,13 +14,15 @@
 #include <polystate/core/state_pool.hpp>
 #include <polystate/core/tensor_view.hpp>
 
+#include <cstddef>
 #include <cstdint>
 
 namespace polystate::inline POLYSTATE_ABI {
 
-/// What the operator supports, the same on every backend.
+/// What the operator supports: N on the reference, cuda_N on CUDA.
 struct selective_scan_limits {
   static constexpr size_range N{1};
+  static constexpr size_range cuda_N{1, 256};
   static constexpr size_range step_tokens{0, 8};  ///< T of one step
 };
 
@@ -175,10 +177,24 @@ template <class Data, class State>
                             args.write_indices);
 }
 
-/// What selective_scan() does, with a status for an exception. Defined in
-/// polystate/reference/selective_scan.hpp: include it, or the linker will miss it.
+/// Scratch that the CUDA path needs, in bytes: none.
+template <class Data, class State>
+[[nodiscard]] std::size_t workspace_bytes(const on_cuda&, const selective_scan_args<Data, State>&) {
+  return 0;
+}
+template <class Data, class State>
+[[nodiscard]] std::size_t workspace_bytes(const on_cuda&, const selective_scan_step_args<Data, State>&) {
+  return 0;
+}
+
+/// What selective_scan() does, with a status for an exception. Each overload is defined in
+/// polystate/reference/selective_scan.hpp or polystate/cuda/selective_scan.cuh: include it, or the linker will miss it.
 template <class Data, class State>
 [[nodiscard]] status try_selective_scan(const on_reference& exec, const selective_scan_args<Data, State>& args);
+template <class Data, class State>
+[[nodiscard]] status try_selective_scan(const on_cuda& exec, const selective_scan_args<Data, State>& args);
+template <class Data, class State>
+[[nodiscard]] status try_selective_scan_step(const on_cuda& exec, const selective_scan_step_args<Data, State>& args);
 template <class Data, class State>
 [[nodiscard]] status try_selective_scan_backward(const on_reference& exec, const selective_scan_args<Data, State>& args,
                                                  const selective_scan_grads<Data, State>& grads);

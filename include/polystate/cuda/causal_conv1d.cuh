@@ -11,9 +11,6 @@
 #include <polystate/cuda/device.cuh>
 #include <polystate/cuda/workspace.cuh>
 
-#include <cstdint>
-#include <vector>
-
 namespace polystate::inline POLYSTATE_ABI {
 
 namespace detail::inline POLYSTATE_BUILD::cuda::conv1d {
@@ -45,31 +42,25 @@ template <class Data>
 template <class Data>
 [[nodiscard]] status validate(const on_cuda& exec, const causal_conv1d_args<Data>& args) {
   status s = check(exec, args);
-  std::vector<std::int32_t> cu_seqlens;
-  if (s.ok() && args.cu_seqlens) {
-    s = detail::cuda::read_indices("causal_conv1d", exec, "cu_seqlens", args.cu_seqlens, cu_seqlens);
-  }
+  detail::cuda::host_indices cu_seqlens;
+  if (s.ok()) s = cu_seqlens.read("causal_conv1d", exec, "cu_seqlens", args.cu_seqlens);
   if (!s.ok()) return s;
   causal_conv1d_args<Data> here = args;
-  here.cu_seqlens = detail::cuda::host_view(args.cu_seqlens, cu_seqlens);
+  here.cu_seqlens = cu_seqlens.view();
   return check_contents(here);
 }
 template <class Data>
 [[nodiscard]] status validate(const on_cuda& exec, const causal_conv1d_step_args<Data>& args) {
   constexpr const char* name = "causal_conv1d_step";
   status s = check(exec, args);
-  std::vector<std::int32_t> read;
-  std::vector<std::int32_t> write;
-  if (s.ok() && args.read_indices) {
-    s = detail::cuda::read_indices(name, exec, "read_indices", args.read_indices, read);
-  }
-  if (s.ok() && args.write_indices) {
-    s = detail::cuda::read_indices(name, exec, "write_indices", args.write_indices, write);
-  }
+  detail::cuda::host_indices read;
+  detail::cuda::host_indices write;
+  if (s.ok()) s = read.read(name, exec, "read_indices", args.read_indices);
+  if (s.ok()) s = write.read(name, exec, "write_indices", args.write_indices);
   if (!s.ok()) return s;
   causal_conv1d_step_args<Data> here = args;
-  here.read_indices = detail::cuda::host_view(args.read_indices, read);
-  here.write_indices = detail::cuda::host_view(args.write_indices, write);
+  here.read_indices = read.view();
+  here.write_indices = write.view();
   return check_contents(here);
 }
 

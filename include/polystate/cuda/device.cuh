@@ -81,4 +81,19 @@ inline index_view host_view(const index_view& indices, const std::vector<std::in
   return {host.data(), {indices.extent(0)}};
 }
 
+/// An index operand's contents on the host, for validation.
+class host_indices {
+ public:
+  /// As read_indices(); nothing to do where the operand is absent.
+  status read(const char* op, const on_cuda& exec, const char* name, const index_view& indices) {
+    operand_ = indices;
+    return indices ? read_indices(op, exec, name, indices, contents_) : status{};
+  }
+  [[nodiscard]] index_view view() const { return host_view(operand_, contents_); }
+
+ private:
+  index_view operand_;
+  std::vector<std::int32_t> contents_;
+};
+
 }  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda

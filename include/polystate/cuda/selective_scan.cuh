@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// selective_scan on CUDA: docs/selective_scan.md says which kernel runs when.
+
+#include <polystate/cuda/device.cuh>
+#include <polystate/cuda/selective_scan/forward.cuh>
+#include <polystate/cuda/selective_scan/policy.hpp>
+#include <polystate/cuda/selective_scan/step.cuh>
+#include <polystate/cuda/workspace.cuh>
+#include <polystate/selective_scan.hpp>
+
+#include <cstdint>
+#include <string>
+
+namespace polystate::inline POLYSTATE_ABI {
+
+namespace detail::inline POLYSTATE_BUILD::cuda::scan {
+
+template <class Args>
+status check_operands(const char* name, const on_cuda& exec, const Args& args) {
+  status s = polystate::check(args);
+  if (s.ok()) s = check_stream(name, exec);
+  if (s.ok()) s = check_workspace(name, exec, workspace_bytes(exec, args));
+  if (!s.ok()) return s;
+  argument_checks c(name);
+  c.bind("N", args.A.extent(1), "A").range("N", selective_scan_limits::cuda_N);
+  return c.result();
+}
+
+}  // namespace detail::inline POLYSTATE_BUILD::cuda::scan
+
+/// What on_cuda asks of the operands: check(), N up to 256, a stream of the current device, and a workspace, if given,
+/// that is aligned. Reads no elements.
+template <class Data, class State>
+[[nodiscard]] status check(const on_cuda& exec, const selective_scan_args<Data, State>& args) {
+  return detail::cuda::scan::check_operands("selective_scan", exec, args);
+}
+template <class Data, class State>
+[[nodiscard]] status check(const on_cuda& exec, const selective_scan_step_args<Data, State>& args) {
+  return detail::cuda::scan::check_operands("selective_scan_step", exec, args);
+}
+
+/// check(), and the contents of the index operands. Copies them to the host and waits for exec.stream, so it cannot run
+/// under graph capture.
+template <class Data, class State>
+[[nodiscard]] status validate(const on_cuda& exec, const selective_scan_args<Data, State>& args) {
+  status s = check(exec, args);
+  detail::cuda::host_indices cu_seqlens;
+  if (s.ok()) s = cu_seqlens.read("selective_scan", exec, "cu_seqlens", args.cu_seqlens);
+  if (!s.ok()) return s;
+  selective_scan_args<Data, State> here = args;
+  here.cu_seqlens = cu_seqlens.view();
+  return check_contents(here);
+}
+template <class Data, class State>
+[[nodiscard]] status validate(const on_cuda& exec, const selective_scan_step_args<Data, State>& args) {
+  constexpr const char* name = "selective_scan_step";
+  status s = check(exec, args);
+  detail::cuda::host_indices read;
+  detail::cuda::host_indices write;
+  if (s.ok()) s = read.read(name, exec, "read_indices", args.read_indices);
+  if (s.ok()) s = write.read(name, exec, "write_indices", args.write_indices);
+  if (!s.ok()) return s;
+  selective_scan_step_args<Data, State> here = args;
+  here.read_indices = read.view();
+  here.write_indices = write.view();
+  return check_contents(here);
+}
+
+template <class Data, class State>
+status try_selective_scan(const on_cuda& exec, const selective_scan_args<Data, State>& args) {
+  static_assert(detail::cuda::is_element<Data>, "selective_scan on_cuda takes float, half and bfloat16 data");
+  static_assert(detail::cuda::is_element<State>, "selective_scan on_cuda takes float, half and bfloat16 states");
+  constexpr const char* name = "selective_scan";
+  const status s = check(exec, args);
+  if (!s.ok()) return s;
+  return detail::cuda::scan::launch_forward(
+      name, exec, detail::cuda::scan::make_params(args, exec, detail::cuda::multiprocessor_count()));
+}
+
+template <class Data, class State>
+status try_selective_scan_step(const on_cuda& exec, const selective_scan_step_args<Data, State>& args) {
+  static_assert(detail::cuda::is_element<Data>, "selective_scan_step on_cuda takes float, half and bfloat16 data");
+  static_assert(detail::cuda::is_element<State>, "selective_scan_step on_cuda takes float, half and bfloat16 states");
+  const status s = check(exec, args);
+  if (!s.ok()) return s;
+  return detail::cuda::scan::launch_step("selective_scan_step", exec, detail::cuda::scan::make_params(args));
+}
+
+}  // namespace polystate::inline POLYSTATE_ABI
