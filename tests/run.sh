@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# tests/run.sh [--all]: builds the tests and examples and runs them. On Debian it installs the packages that are
-# missing. CUDA code is compiled where nvcc is found and run where there is a GPU; elsewhere CUDA programs count as
-# skipped, with what tests/gpu_verified.json knows of them.
+# tests/run.sh [--all]: builds tests, examples and benchmarks and runs them, the benchmarks for a moment each. On Debian
+# it installs the packages that are missing. CUDA code is compiled where nvcc is found and run where there is a GPU;
+# elsewhere CUDA programs count as skipped, with what tests/gpu_verified.json knows of them.
 #
-#   --all  also the labels mutants, nightly and long, the benchmarks' build, and the presets cpu-asan and tidy
-#          (which is the build with clang)
+#   --all  also the labels mutants, nightly and long, and the presets cpu-asan and tidy (which is the build with clang)
 #
 # The last line is "N passed, M failed, K skipped"; a build that fails counts as one failure. Exit status 0: none failed.
 set -uo pipefail
@@ -67,10 +66,10 @@ cd "$root" || exit 2
 
 packages=("g++=g++" cmake=cmake ninja-build=ninja python3=python3 pkg-config=pkg-config
   libeigen3-dev=/usr/include/eigen3/Eigen/Core libcli11-dev=/usr/include/CLI/CLI.hpp
-  nlohmann-json3-dev=/usr/include/nlohmann/json.hpp libgtest-dev=/usr/include/gtest/gtest.h)
+  nlohmann-json3-dev=/usr/include/nlohmann/json.hpp libgtest-dev=/usr/include/gtest/gtest.h
+  libbenchmark-dev=/usr/include/benchmark/benchmark.h)
 if [[ $all -eq 1 ]]; then
-  packages+=(clang=clang++ clang-tidy=clang-tidy libbenchmark-dev=/usr/include/benchmark/benchmark.h patch=patch
-    python3-numpy=/usr/lib/python3/dist-packages/numpy)
+  packages+=(clang=clang++ clang-tidy=clang-tidy patch=patch python3-numpy=/usr/lib/python3/dist-packages/numpy)
 fi
 step require_packages "${packages[@]}" || finish
 
@@ -78,14 +77,12 @@ PATH=$PATH:/usr/local/cuda/bin
 cuda=OFF gpu=0
 nvcc --version >/dev/null 2>&1 && cuda=ON
 { nvidia-smi -L || [[ -e /dev/nvidia0 ]]; } >/dev/null 2>&1 && gpu=1
-benchmarks=OFF
-[[ $all -eq 1 ]] && benchmarks=ON
 
 drop_moved_build "$root" "$build"
 say "building in $build (CUDA $cuda)"
 step quietly "$root/build/results/configure.log" cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
   -DPOLYSTATE_CUDA=$cuda -DPOLYSTATE_BUILD_TESTS=ON -DPOLYSTATE_BUILD_EXAMPLES=ON \
-  -DPOLYSTATE_BUILD_BENCHMARKS=$benchmarks || finish
+  -DPOLYSTATE_BUILD_BENCHMARKS=ON || finish
 step quietly "$root/build/results/build.log" cmake --build "$build" || finish
 
 excluded=()

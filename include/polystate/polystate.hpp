@@ -6,6 +6,7 @@
 
 #include <polystate/causal_conv1d.hpp>
 #include <polystate/gated_delta_rule.hpp>
+#include <polystate/memory_plan.hpp>
 #include <polystate/multi_state.hpp>
 #include <polystate/recurrence.hpp>
 #include <polystate/routing.hpp>

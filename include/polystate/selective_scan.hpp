@@ -104,15 +104,17 @@ void check_scan_operands(argument_checks& c, const Args& args) {
       .optional("delta_bias", args.delta_bias, {"D"});
 }
 
-/// Checks the output that forward and step share.
-template <class Args>
-void check_scan_output(argument_checks& c, const Args& args) {
-  c.required("y", args.y, {"B", "T", "D"})
-      .distinct("y", args.y, "u", args.u)
-      .distinct("y", args.y, "delta", args.delta)
-      .distinct("y", args.y, "z", args.z)
-      .distinct("y", args.y, "B", args.B)
-      .distinct("y", args.y, "C", args.C);
+/// Checks that an output is none of the inputs' memory.
+template <class Args, class Out>
+void check_scan_distinct(argument_checks& c, const Args& args, const char* name, const Out& out) {
+  c.distinct(name, out, "u", args.u)
+      .distinct(name, out, "delta", args.delta)
+      .distinct(name, out, "A", args.A)
+      .distinct(name, out, "B", args.B)
+      .distinct(name, out, "C", args.C)
+      .distinct(name, out, "D", args.D)
+      .distinct(name, out, "z", args.z)
+      .distinct(name, out, "delta_bias", args.delta_bias);
 }
 
 /// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
@@ -120,12 +122,14 @@ template <class Data, class State>
 [[nodiscard]] status check(const selective_scan_args<Data, State>& args) {
   argument_checks c("selective_scan");
   check_scan_operands(c, args);
-  check_scan_output(c, args);
   c.sequences(args.cu_seqlens)
       .optional("initial_state", args.initial_state, {"S", "D", "N"})
+      .required("y", args.y, {"B", "T", "D"})
       .optional("final_state", args.final_state, {"S", "D", "N"})
       .distinct("y", args.y, "initial_state", args.initial_state)
       .distinct("y", args.y, "final_state", args.final_state);
+  check_scan_distinct(c, args, "y", args.y);
+  check_scan_distinct(c, args, "final_state", args.final_state);
   return c.result();
 }
 
@@ -156,13 +160,17 @@ template <class Data, class State>
 [[nodiscard]] status check(const selective_scan_step_args<Data, State>& args) {
   argument_checks c("selective_scan_step");
   check_scan_operands(c, args);
-  check_scan_output(c, args);
   c.range("T", selective_scan_limits::step_tokens)
       .required("state", args.state, {"slots", "D", "N"})
       .include(check_pool_shape(c, args.read_indices, args.write_indices))
+      .required("y", args.y, {"B", "T", "D"})
       .optional("intermediate_states", args.intermediate_states, {"B", "T", "D", "N"})
       .distinct("y", args.y, "state", args.state)
-      .distinct("intermediate_states", args.intermediate_states, "state", args.state);
+      .distinct("intermediate_states", args.intermediate_states, "state", args.state)
+      .distinct("intermediate_states", args.intermediate_states, "y", args.y);
+  check_scan_distinct(c, args, "y", args.y);
+  check_scan_distinct(c, args, "state", args.state);
+  check_scan_distinct(c, args, "intermediate_states", args.intermediate_states);
   return c.result();
 }
 

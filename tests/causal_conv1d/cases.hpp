@@ -29,6 +29,8 @@ struct conv_shape {
 /// Owned operands of one problem.
 template <class Data>
 struct conv_problem {
+  using data_type = Data;
+
   tensor<Data, 3> x, y, initial_state, final_state;
   tensor<acc_t<Data>, 2> weight;
   tensor<acc_t<Data>, 1> bias;
@@ -61,18 +63,25 @@ struct conv_problem {
             .act = act};
   }
 
-  /// The same numbers in double, outputs poisoned.
-  [[nodiscard]] conv_problem<double> in_double() const {
-    conv_problem<double> p;
-    p.x = convert<double>(x);
-    p.weight = convert<double>(weight);
-    p.bias = convert<double>(bias);
-    p.initial_state = convert<double>(initial_state);
+  /// The same numbers in another type, outputs poisoned.
+  template <class To>
+  [[nodiscard]] conv_problem<To> in() const {
+    conv_problem<To> p;
+    p.x = convert<To>(x);
+    p.weight = convert<acc_t<To>>(weight);
+    p.bias = convert<acc_t<To>>(bias);
+    p.initial_state = convert<To>(initial_state);
     p.cu_seqlens = cu_seqlens;
-    p.y = tensor<double, 3>(y.extents());
-    if (final_state) p.final_state = tensor<double, 3>(final_state.extents());
+    p.y = tensor<To, 3>(y.extents());
+    if (final_state) p.final_state = tensor<To, 3>(final_state.extents());
     p.act = act;
     return p;
+  }
+  [[nodiscard]] conv_problem<double> in_double() const { return in<double>(); }
+
+  template <class Exec>
+  static void run(const Exec& exec, const causal_conv1d_args<Data>& args) {
+    causal_conv1d(exec, args);
   }
 };
 

@@ -4,6 +4,7 @@
 // sanitizers, whatever the rest of the build uses.
 
 #include "case_file.hpp"
+#include "replay/edited_case.hpp"
 #include "replay_case.hpp"
 
 #include <polystate/core/error.hpp>
@@ -19,6 +20,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <new>
 #include <random>
@@ -39,12 +41,17 @@ allocations measured;
 }  // namespace
 
 // malloc is the sanitizer's, so bounds and leaks stay checked.
-void* operator new(std::size_t bytes) {
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   void* data = std::malloc(bytes != 0 ? bytes : 1);
-  if (data == nullptr) throw std::bad_alloc();
+  if (data == nullptr) return nullptr;
   measured.largest = std::max(measured.largest, bytes);
   measured.held += malloc_usable_size(data);
   measured.most_held = std::max(measured.most_held, measured.held);
+  return data;
+}
+void* operator new(std::size_t bytes) {
+  void* data = operator new(bytes, std::nothrow);
+  if (data == nullptr) throw std::bad_alloc();
   return data;
 }
 void operator delete(void* data) noexcept {
@@ -321,25 +328,45 @@ TEST(broken_case, with_flipped_bits_is_refused_or_run) {
   EXPECT_GT(accepted, 100);
 }
 
+constexpr const char* hostile_numbers[] = {"0",
+                                           "1",
+                                           "2",
+                                           "-1",
+                                           "16",
+                                           "255",
+                                           "65536",
+                                           "1048576",
+                                           "2147483647",
+                                           "4294967296",
+                                           "9223372036854775807",
+                                           "-9223372036854775808",
+                                           "18446744073709551615",
+                                           "1e308",
+                                           "nan",
+                                           "inf",
+                                           "0.5",
+                                           ""};
+
+TEST(broken_case, with_a_hostile_parameter_is_refused_or_run) {
+  const std::string path = ::testing::TempDir() + "safetensors_parameter";
+  for (const auto& [name, content] : small_cases()) {
+    const polystate::testing::edited_case original(REPLAY_CASES "/" + name + ".safetensors");
+    for (const auto& [key, value] : original.metadata) {
+      if (key.rfind("param.", 0) != 0) continue;
+      for (const char* number : hostile_numbers) {
+        SCOPED_TRACE(name + ", " + key + " = " + number);
+        polystate::testing::edited_case edited = original;
+        edited.metadata[key] = number;
+        edited.write(path);
+        (void)attempt(content_of(path));
+      }
+    }
+  }
+  std::filesystem::remove(path);
+}
+
 /// Pieces of a header exchanged for others that are plausible at their place, so that the syntax survives.
 TEST(broken_case, with_other_numbers_and_names_is_refused_or_run) {
-  static const std::vector<std::string> numbers = {"0",
-                                                   "1",
-                                                   "2",
-                                                   "-1",
-                                                   "16",
-                                                   "255",
-                                                   "65536",
-                                                   "1048576",
-                                                   "2147483647",
-                                                   "4294967296",
-                                                   "9223372036854775807",
-                                                   "18446744073709551615",
-                                                   "1e308",
-                                                   "nan",
-                                                   "inf",
-                                                   "0.5",
-                                                   ""};
   std::mt19937 random(2);
   const auto is_digit = [](std::byte b) { return b >= std::byte{'0'} && b <= std::byte{'9'}; };
   for (const auto& small : small_cases()) {
@@ -353,7 +380,7 @@ TEST(broken_case, with_other_numbers_and_names_is_refused_or_run) {
       while (stop < end && is_digit(content[stop])) ++stop;
       const auto at = [&](std::size_t offset) { return content.begin() + static_cast<std::ptrdiff_t>(offset); };
       std::string header(reinterpret_cast<const char*>(content.data()) + 8, begin - 8);
-      header += numbers[random() % numbers.size()];
+      header += hostile_numbers[random() % std::size(hostile_numbers)];
       header.append(reinterpret_cast<const char*>(content.data()) + stop, end - stop);
       bytes broken = file_of(header);
       broken.insert(broken.end(), at(end), content.end());

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Properties of the operators with one matrix state a head. A problem type P says, beside its owned operands
+// Properties of the operators with one state a head, or a channel. A problem type P says, beside its owned operands
 // initial_state, final_state and cu_seqlens:
 //   data_type, state_type, shape_type, args()
-//   output()             its output tensor, (B, T, H, dv)
+//   output()             its output tensor, (B, T, H, ...)
 //   for_each_operand(f)  f(name, tensor) for each operand (B, T, heads or groups, ...)
 // and of its operator, as static members:
 //   run(exec, args)              also of step args
@@ -20,10 +20,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -54,10 +57,10 @@ bool all_are(const tensor_view<T, Rank>& view, double value) {
 
 /// A fresh state for one sequence of the problem.
 template <class P>
-tensor<typename P::state_type, 4> one_state(const P& p) {
+auto one_state(const P& p) {
   auto extents = p.initial_state ? p.initial_state.extents() : p.final_state.extents();
   extents[0] = 1;
-  return tensor<typename P::state_type, 4>(extents);
+  return decltype(p.initial_state)(extents);
 }
 
 /// The definition: the double run, rounded once.
@@ -158,6 +161,7 @@ template <class P>
 void expect_step_equals_forward(P p, std::int64_t tokens) {
   using Data = typename P::data_type;
   using State = typename P::state_type;
+  constexpr std::size_t state_rank = std::tuple_size_v<typename decltype(p.initial_state)::extents_type>;
   const double nan = std::nan("");
   p.for_each_operand([&](const char*, auto& x) {
     for_each(x.view().slice(0, 2, 3), [&](auto& e) { e = static_cast<std::remove_reference_t<decltype(e)>>(nan); });
@@ -170,18 +174,22 @@ void expect_step_equals_forward(P p, std::int64_t tokens) {
   tensor<std::int32_t, 1> read({4});
   read.assign(slots);
   extents[0] = 6;
-  tensor<State, 4> pool(extents);
+  decltype(p.initial_state) pool(extents);
   for (std::int64_t b = 0; b < 4; ++b) {
     const std::int64_t slot = slots[static_cast<std::size_t>(b)];
     if (slot >= 0) assign(pool.view().select(0, slot), p.initial_state.view().select(0, b));
   }
 
-  const auto out_extents = p.output().extents();
-  for (std::int64_t begin = 0; begin + tokens <= out_extents[1]; begin += tokens) {
+  auto out_extents = p.output().extents();
+  const std::int64_t T = out_extents[1];
+  out_extents[1] = tokens;
+  std::array<std::int64_t, state_rank + 1> between_extents{4, tokens};
+  std::copy(extents.begin() + 1, extents.end(), between_extents.begin() + 2);
+  for (std::int64_t begin = 0; begin + tokens <= T; begin += tokens) {
     const auto now = P::part(all, 1, begin, begin + tokens);
     const auto before = pool;
-    tensor<Data, 4> out({4, tokens, out_extents[2], out_extents[3]});
-    tensor<State, 5> between({4, tokens, extents[1], extents[2], extents[3]});
+    std::remove_reference_t<decltype(p.output())> out(out_extents);
+    tensor<State, state_rank + 1> between(between_extents);
     auto step = P::step_of(now);
     step.read_indices = read.view();
     step.state = pool.view();
@@ -198,7 +206,8 @@ void expect_step_equals_forward(P p, std::int64_t tokens) {
       }
       for (std::int64_t t = 1; t <= tokens; ++t) {  // each intermediate state is a final state
         auto prefix = P::part(P::part(now, 0, b, b + 1), 1, 0, t);
-        tensor<Data, 4> want({1, t, out_extents[2], out_extents[3]});
+        auto want = copy_of(P::output_of(prefix));
+        want.poison();
         auto last = one_state(p);
         prefix.initial_state = before.view().slice(0, slot, slot + 1);
         prefix.final_state = last.view();
@@ -257,7 +266,9 @@ void expect_causal_and_local(const P& problem, std::int64_t sequence, std::int64
         }
         for (std::int64_t t = 0; t < ranges[s].size(); ++t) {
           const auto row = [&](P& p) {
-            return p.output().view().select(0, ranges[s].batch).select(0, ranges[s].begin + t).select(0, h);
+            const std::int64_t b = ranges[s].batch;
+            const std::int64_t at = ranges[s].begin + t;
+            return p.output().view().slice(0, b, b + 1).slice(1, at, at + 1).slice(2, h, h + 1);
           };
           const std::string where =
               name + ": sequence " + std::to_string(s) + ", token " + std::to_string(t) + ", head " + std::to_string(h);

@@ -133,6 +133,12 @@ class tensor {
   std::vector<T> storage_;
 };
 
+/// Sets every element.
+template <class T, int Rank>
+void fill(tensor<T, Rank>& t, double value) {
+  t.for_each([&](T& x) { x = static_cast<T>(value); });
+}
+
 /// The same values in another type, in row-major order.
 template <class To, class From, int Rank>
 tensor<To, Rank> convert(const tensor<From, Rank>& from) {
