@@ -80,6 +80,14 @@ polystate::key_moments<Data> moments_of(operands<Exec, Data>& io, bool with_keys
           .l2norm_eps = file.number("l2norm_eps", 1e-6)};
 }
 
+/// The gradients of the keys of the moments that the file has expected values for.
+template <class Exec, class Data>
+polystate::key_moment_grads<Data> moment_grads(operands<Exec, Data>& io, const polystate::key_moments<Data>& moments) {
+  return {.d_k = io.template gradient_if<data, 4>(static_cast<bool>(moments.k), "kp"),
+          .d_g = io.template gradient_if<acc, 3>(static_cast<bool>(moments.g), "mg"),
+          .d_beta = io.template gradient_if<acc, 3>(static_cast<bool>(moments.beta), "mbeta")};
+}
+
 /// A router with its operands. With shared_kq the recurrence's query serves as q' and u.
 template <class Router, class Exec, class Data>
 Router router_of(operands<Exec, Data>& io, bool shared_kq) {
@@ -104,6 +112,31 @@ Router router_of(operands<Exec, Data>& io, bool shared_kq) {
     return {.weights = io.template input<acc, 4>("in.weights"),
             .position_index = io.file().choice("position_index", indices),
             .position_norm = io.file().choice("position_norm", norms)};
+  } else {
+    static_assert(std::is_same_v<Router, router::uniform>);
+    return {};
+  }
+}
+
+/// The gradients of a router's operands that the file has expected values for. With shared_kq what reaches q' and u is
+/// in the gradients of the recurrence's query.
+template <class Router, class Exec, class Data>
+polystate::router_grads<Router> router_grads_of(operands<Exec, Data>& io, bool shared_kq) {
+  namespace router = polystate::router;
+  if constexpr (polystate::is_top_k<Router>) {
+    return {.of = router_grads_of<decltype(Router::of)>(io, shared_kq)};
+  } else if constexpr (std::is_same_v<Router, router::merlin<Data>>) {
+    return {.d_q = io.template gradient_if<data, 4>(!shared_kq, "qp"),
+            .d_gamma = io.template gradient<acc, 3>("gamma"),
+            .d_tau_mu = io.template gradient<acc, 1>("tau_mu"),
+            .d_tau_sigma = io.template gradient<acc, 1>("tau_sigma")};
+  } else if constexpr (std::is_same_v<Router, router::cumulant<Data>>) {
+    return {.d_q = io.template gradient_if<data, 4>(!shared_kq, "qp"),
+            .d_delta = io.template gradient<acc, 1>("delta")};
+  } else if constexpr (std::is_same_v<Router, router::meanpool<Data>>) {
+    return {.d_u = io.template gradient_if<data, 4>(!shared_kq, "u")};
+  } else if constexpr (std::is_same_v<Router, router::position<Data>>) {
+    return {.d_weights = io.template gradient<acc, 4>("weights")};
   } else {
     static_assert(std::is_same_v<Router, router::uniform>);
     return {};

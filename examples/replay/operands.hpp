@@ -78,6 +78,29 @@ class operands {
     if (!needed) return {};
     return input<Kind, Rank>(name);
   }
+  /// The gradient that reaches output `name` ("y" for grad.y); absent, which means zero, where the file has none.
+  template <class Kind, int Rank>
+  [[nodiscard]] polystate::tensor_view<const element_t<Kind>, Rank> upstream(
+      const std::string& name, const axes<Rank>& order = same_order<Rank>.axis) {
+    return optional_input<Kind, Rank>("grad." + name, order);
+  }
+  /// The same, its memory row-major in the order of the operator's indices, where no strides say it.
+  template <class Kind, int Rank>
+  [[nodiscard]] polystate::tensor_view<const element_t<Kind>, Rank> reordered_upstream(const std::string& name,
+                                                                                       const axes<Rank>& order) {
+    using T = const element_t<Kind>;
+    const std::string full_name = "grad." + name;
+    const tensor* t = file().find(full_name);
+    if (t == nullptr) return {};
+    const auto in_file_order = view<T, Rank>(full_name, *t, nullptr, order);
+    tensor moved = *t;
+    std::int64_t extents[Rank] = {};
+    for (int i = 0; i < Rank; ++i) extents[i] = in_file_order.extent(i);
+    for_each_offset(in_file_order, [&, next = std::size_t{0}](std::int64_t offset) mutable {
+      moved.values.at(next++) = t->values.at(static_cast<std::size_t>(offset));
+    });
+    return {static_cast<T*>(upload<element_t<Kind>>(full_name, moved)), extents};
+  }
   [[nodiscard]] polystate::index_view indices(const std::string& name) { return input<std::int32_t, 1>(name); }
   [[nodiscard]] polystate::index_view optional_indices(const std::string& name) {
     return optional_input<std::int32_t, 1>(name);
@@ -95,6 +118,20 @@ class operands {
       const std::string& name, const axes<Rank>& order = same_order<Rank>.axis) {
     if (file().find(name) == nullptr) return {};
     return output<Kind, Rank>(name, order);
+  }
+
+  /// The gradient of input `name` ("x" for din.x), wanted if the file has expected values for it.
+  template <class Kind, int Rank>
+  [[nodiscard]] polystate::tensor_view<element_t<Kind>, Rank> gradient(
+      const std::string& name, const axes<Rank>& order = same_order<Rank>.axis) {
+    return optional_output<Kind, Rank>("din." + name, order);
+  }
+
+  /// The gradient of an input that some options do not read: it is then 0, and not the operator's to compute.
+  template <class Kind, int Rank>
+  [[nodiscard]] polystate::tensor_view<element_t<Kind>, Rank> gradient_if(bool read, const std::string& name) {
+    if (!read) return {};
+    return gradient<Kind, Rank>(name);
   }
 
   /// An output whose memory is row-major in the order of the operator's indices, where no strides say it.
@@ -169,7 +206,9 @@ class operands {
     wait_for(exec_);
     for (auto& r : results_) result_.tensors.push_back({r.name, r.download(r.memory), r.largest_finite});
     for (const auto& [name, t] : file().tensors()) {
-      if (name.starts_with("in.") && used_.count(name) == 0) result_.unused.push_back(name);
+      if ((name.starts_with("in.") || name.starts_with("grad.")) && used_.count(name) == 0) {
+        result_.unused.push_back(name);
+      }
     }
 
     std::vector<double> times;

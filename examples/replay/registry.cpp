@@ -18,14 +18,24 @@ struct row {
 
 constexpr row rows[] = {
     {"causal_conv1d", "reference", pass::forward, &reference::causal_conv1d},
+    {"causal_conv1d", "reference", pass::backward, &reference::causal_conv1d_backward},
     {"gated_delta_rule", "reference", pass::forward, &reference::gated_delta_rule},
+    {"gated_delta_rule", "reference", pass::backward, &reference::gated_delta_rule_backward},
     {"log_linear", "reference", pass::forward, &reference::log_linear},
+    {"log_linear", "reference", pass::backward, &reference::log_linear_backward},
     {"multi_state", "reference", pass::forward, &reference::multi_state},
+    {"multi_state", "reference", pass::backward, &reference::multi_state_backward},
     {"multi_state_read", "reference", pass::forward, &reference::multi_state_read},
+    {"multi_state_read", "reference", pass::backward, &reference::multi_state_read_backward},
     {"multi_state_step", "reference", pass::forward, &reference::multi_state_step},
     {"routing", "reference", pass::forward, &reference::routing},
+    {"routing", "reference", pass::backward, &reference::routing_backward},
     {"segment_moments", "reference", pass::forward, &reference::segment_moments},
+    {"segment_moments", "reference", pass::backward, &reference::segment_moments_backward},
+    {"selective_scan", "reference", pass::forward, &reference::selective_scan},
+    {"selective_scan", "reference", pass::backward, &reference::selective_scan_backward},
     {"ssd", "reference", pass::forward, &reference::ssd},
+    {"ssd", "reference", pass::backward, &reference::ssd_backward},
 #if defined(REPLAY_CUDA)
     {"causal_conv1d", "cuda", pass::forward, &cuda::causal_conv1d},
 #endif

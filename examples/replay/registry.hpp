@@ -15,14 +15,24 @@ enum class pass { forward, backward };
 // Defined in reference/<operator>.cpp.
 namespace reference {
 runner causal_conv1d;
+runner causal_conv1d_backward;
 runner gated_delta_rule;
+runner gated_delta_rule_backward;
 runner log_linear;
+runner log_linear_backward;
 runner multi_state;
+runner multi_state_backward;
 runner multi_state_read;
+runner multi_state_read_backward;
 runner multi_state_step;
 runner routing;
+runner routing_backward;
 runner segment_moments;
+runner segment_moments_backward;
+runner selective_scan;
+runner selective_scan_backward;
 runner ssd;
+runner ssd_backward;
 }  // namespace reference
 
 // Defined in cuda/<operator>.cu.

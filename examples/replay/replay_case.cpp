@@ -30,12 +30,27 @@ struct pass_result {
 
 const char* prefix_of(pass which) { return which == pass::forward ? "out." : "din."; }
 
+/// A pass as the backend runs it; an input that the case's options do not read has gradient 0.
+computed run_pass(runner* run, const request& r, pass which) {
+  computed what = run(r);
+  if (which != pass::backward) return what;
+  for (const std::string& input : what.unused) {
+    if (!input.starts_with("in.")) continue;
+    const std::string name = "din." + input.substr(3);
+    const tensor* expected = r.file.find(name);
+    if (expected == nullptr || expected->shape != r.file.at(input).shape || r.file.at(input).is_index) continue;
+    tensor zero{.shape = expected->shape, .values = std::vector<double>(expected->values.size(), 0), .indices = {}};
+    what.tensors.push_back({name, std::move(zero), largest_finite(r.type)});
+  }
+  return what;
+}
+
 /// The expected values: the file's, or for other inputs than the file's the definition's, run in double.
 std::vector<computed_tensor> expected_values(const case_file& rounded, bool inputs_changed, pass which) {
   if (inputs_changed) {
     runner* const definition = find_runner(rounded.op(), "reference", which);
     if (definition == nullptr) throw skipped("no reference for inputs in another dtype yet");
-    return definition({.file = rounded, .type = element::f64}).tensors;
+    return run_pass(definition, {.file = rounded, .type = element::f64}, which).tensors;
   }
   std::vector<computed_tensor> expected;
   for (const auto& [name, t] : rounded.tensors()) {
@@ -47,7 +62,7 @@ std::vector<computed_tensor> expected_values(const case_file& rounded, bool inpu
 pass_result replay_pass(const case_file& rounded, bool inputs_changed, runner* run, pass which, element type,
                         const options& chosen) {
   pass_result r;
-  r.what = run({.file = rounded, .type = type, .repeat = chosen.repeat});
+  r.what = run_pass(run, {.file = rounded, .type = type, .repeat = chosen.repeat}, which);
   const auto expected = expected_values(rounded, inputs_changed, which);
   const auto named = [](const std::vector<computed_tensor>& tensors, const std::string& name) {
     return std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) { return t.name == name; });
@@ -110,7 +125,10 @@ outcome replay_or_throw(const case_file& file, const options& chosen) {
       times +=
           std::string(which == pass::forward ? ", forward " : ", backward ") + text_of(r.what.milliseconds) + " ms";
     }
-    if (which == pass::forward) unused = r.what.unused;
+    // The forward speaks for the inputs, the backward for what flows into it.
+    const char* const speaks_for = which == pass::forward ? "in." : "grad.";
+    std::copy_if(r.what.unused.begin(), r.what.unused.end(), std::back_inserter(unused),
+                 [&](const std::string& name) { return name.starts_with(speaks_for); });
     std::move(r.what.tensors.begin(), r.what.tensors.end(), std::back_inserter(out.tensors));
   }
   if (!worst) throw file.fault("out.*", "no expected values in the file");

@@ -26,7 +26,7 @@ struct computed_tensor {
 
 struct computed {
   std::vector<computed_tensor> tensors;
-  std::vector<std::string> unused;  ///< inputs in the file that the operator did not ask for
+  std::vector<std::string> unused;  ///< inputs and upstream gradients in the file that the operator did not ask for
   double milliseconds = 0;          ///< median of the timed calls
 };
 

@@ -6,6 +6,7 @@
 #include "readers.hpp"
 #include "report.hpp"
 #include "score.hpp"
+#include "sweep.hpp"
 #include "text.hpp"
 #include "vectors.hpp"
 
@@ -37,7 +38,17 @@ struct options {
   std::int64_t routing_dim = 0;  // 0: dim
   std::optional<std::string> ask;
   std::uint32_t seed = 0;
+  bool sweep = false;
 };
+
+void print_subject(const options& chosen, const text& words) {
+  std::printf("text: %s\n%zu tokens, %zu distinct words", chosen.path.c_str(), words.tokens(), words.distinct_words());
+}
+
+void print_exam(const questions& exam) {
+  std::printf("%zu questions: %zu choose the scales, %zu score\n\n", exam.all, exam.choosing.size(),
+              exam.scoring.size());
+}
 
 void run(const options& chosen) {
   const std::int64_t routing_dim = chosen.routing_dim == 0 ? chosen.dim : chosen.routing_dim;
@@ -57,18 +68,26 @@ void run(const options& chosen) {
   const memory written(vectors, chosen.segment_length);
   const std::vector<reader> readers = make_readers(vectors, written);
   const subject about{words, vectors, static_cast<std::size_t>(chosen.segment_length)};
-  const std::vector<std::size_t> all = words.questions();
-  const questions exam(all);
+  const questions exam(words.questions());
   const std::vector<result> results = examine_all(about, readers, exam);
 
-  std::printf("text: %s\n%zu tokens, %zu distinct words, %zu segments of %zu tokens\n", chosen.path.c_str(),
-              words.tokens(), words.distinct_words(), static_cast<std::size_t>(written.segments().counters().segments),
+  print_subject(chosen, words);
+  std::printf(", %zu segments of %zu tokens\n", static_cast<std::size_t>(written.segments().counters().segments),
               about.segment_length);
-  std::printf("%zu questions: %zu choose the scales, %zu score\n\n", all.size(), exam.choosing.size(),
-              exam.scoring.size());
+  print_exam(exam);
   print_header();
   for (std::size_t i = 0; i < readers.size(); ++i) print_row(readers[i], results[i]);
   if (!asked.empty()) print_recall(about, readers, results, asked);
+}
+
+void run_sweep(const options& chosen) {
+  const text words = read_text(chosen.path);
+  const sweep all(words, chosen.dim, chosen.seed);
+  const sweep_result found = all.run();
+  print_subject(chosen, words);
+  std::printf("\n");
+  print_exam(all.exam());
+  print_sweep(found);
 }
 
 }  // namespace
@@ -78,19 +97,28 @@ int main(int argc, char** argv) {
   CLI::App app("Writes a text into memory states and asks for the word behind each pair of words.", "text_memory");
   options chosen;
   app.add_option("--text", chosen.path, "text file")->capture_default_str();
-  app.add_option("--segment-length", chosen.segment_length, "tokens that share a state")
-      ->check(CLI::Range(1, 1'000'000'000))
-      ->capture_default_str();
+  auto* segment_length = app.add_option("--segment-length", chosen.segment_length, "tokens that share a state")
+                             ->check(CLI::Range(1, 1'000'000'000))
+                             ->capture_default_str();
   app.add_option("--dim", chosen.dim, "entries of a word's vector")->check(CLI::Range(1, 1024))->capture_default_str();
-  app.add_option("--routing-dim", chosen.routing_dim, "entries of a key that routers see; default: all")
-      ->check(CLI::Range(1, 1024));
-  app.add_option("--ask", chosen.ask, "two words of the text: show what each reader recalls behind them");
+  auto* routing_dim =
+      app.add_option("--routing-dim", chosen.routing_dim, "entries of a key that routers see; default: all")
+          ->check(CLI::Range(1, 1024));
+  auto* ask = app.add_option("--ask", chosen.ask, "two words of the text: show what each reader recalls behind them");
   app.add_option("--seed", chosen.seed, "of the words' random vectors")
       ->check(CLI::Range(0, 2'147'483'647))
       ->capture_default_str();
+  app.add_flag("--sweep", chosen.sweep, "merlin over segment lengths and routing dims, and its top k: minutes")
+      ->excludes(segment_length)
+      ->excludes(routing_dim)
+      ->excludes(ask);
   try {
     app.parse(argc, argv);
-    run(chosen);
+    if (chosen.sweep) {
+      run_sweep(chosen);
+    } else {
+      run(chosen);
+    }
   } catch (const CLI::CallForHelp& help) {
     return app.exit(help);
   } catch (const std::exception& e) {

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace text_memory {
@@ -22,13 +23,17 @@ using bank = ps::state_bank<float>;
 
 class memory {
  public:
-  /// Throws bad_input where the bank would not fit.
-  memory(const text_vectors& from, std::int64_t segment_length)
-      : whole_(shape_of(from, 0), 1),
-        segments_(shape_of(from, from.routing_keys.rows()),
-                  affordable(ps::separation::uniform{.m = segment_length}.count(from.keys.cols()), from)) {
+  /// Steps of a progress that writing takes.
+  static std::int64_t steps(std::int64_t tokens) { return 2 * tokens; }
+
+  /// Throws bad_input where the bank would not fit. Writing is shown as part of a larger act, or on its own.
+  memory(const text_vectors& from, std::int64_t segment_length, progress* part_of = nullptr)
+      : separation_{.m = segment_length},
+        whole_(shape_of(from, 0), 1),
+        segments_(shape_of(from, from.routing_keys.rows()), affordable(separation_.count(from.keys.cols()), from)) {
     const std::int64_t tokens = from.keys.cols();
-    progress writing("writing the text", 2 * tokens);
+    std::optional<progress> own;
+    progress& writing = part_of != nullptr ? *part_of : own.emplace("writing the text", steps(tokens));
     for (std::int64_t begin = 0; begin < tokens; begin += tokens_a_step) {
       const std::int64_t end = std::min(begin + tokens_a_step, tokens);
       write(from, begin, end, whole_, ps::separation::single{}, ps::router::none{}, {});
@@ -36,12 +41,13 @@ class memory {
     }
     for (std::int64_t begin = 0; begin < tokens; begin += tokens_a_step) {
       const std::int64_t end = std::min(begin + tokens_a_step, tokens);
-      write(from, begin, end, segments_, ps::separation::uniform{.m = segment_length}, ps::router::uniform{},
+      write(from, begin, end, segments_, separation_, ps::router::uniform{},
             {.k = as_operand(from.routing_keys).slice(1, begin, end)});
       writing.advance(end - begin);
     }
   }
 
+  [[nodiscard]] const ps::separation::uniform& separation() const { return separation_; }
   [[nodiscard]] const bank& whole() const { return whole_; }        ///< one state over all tokens
   [[nodiscard]] const bank& segments() const { return segments_; }  ///< one state and its moments a segment
 
@@ -81,6 +87,7 @@ class memory {
                                                  .bank = into.view()});
   }
 
+  ps::separation::uniform separation_;
   bank whole_;
   bank segments_;
 };

@@ -8,6 +8,7 @@
 #include "memory.hpp"
 #include "vectors.hpp"
 
+#include <polystate/memory_plan.hpp>
 #include <polystate/reference/multi_state.hpp>
 
 #include <cstddef>
@@ -35,14 +36,11 @@ struct reader {
   std::function<recalled(const queries&, const scales&)> read;
 };
 
-/// Bytes of what a router reads of a bank: the states, and the moments that it scores with.
-template <class Router>
-std::size_t bytes_read(const bank& from) {
-  const auto& [B, H, dv, dk, HR, dr] = from.shape();
-  std::int64_t floats = H * dv * dk;
-  if (Router::reads_moments) floats += HR * dr;
-  if (Router::reads_Sigma) floats += HR * dr * dr;
-  return static_cast<std::size_t>(from.counters().segments * floats) * sizeof(float);
+/// Bytes that have to be kept for a reader with this router.
+template <class Separation, class Router>
+std::size_t bytes_kept(const bank& from, const Separation& separation, const Router& router) {
+  const auto plan = ps::plan_memory<float>(from.shape(), separation, router, from.counters().tokens);
+  return static_cast<std::size_t>(plan.bytes());
 }
 
 template <class Router>
@@ -76,13 +74,15 @@ inline recalled read_by_meanpool(const bank& from, const queries& asked, float s
   return read_bank(from, asked, meanpool{.u = as_operand(u)});
 }
 
-/// Weights by the mean and the variance of a segment's keys along the query.
-inline recalled read_by_merlin(const bank& from, const queries& asked, float gamma, float tau_mu, float tau_sigma) {
-  return read_bank(from, asked,
-                   merlin{.q = as_operand(asked.routing_keys),
-                          .gamma = {&gamma, {1, asked.keys.cols(), 1}, {0, 0, 0}},
-                          .tau_mu = {&tau_mu, {1}},
-                          .tau_sigma = {&tau_sigma, {1}}});
+/// Weights by the mean and the variance of a segment's keys along the query; scales are gamma, tau_mu, tau_sigma.
+/// k > 0: of the k segments with the highest ones.
+inline recalled read_by_merlin(const bank& from, const queries& asked, const scales& s, std::int64_t k = 0) {
+  const merlin weights{.q = as_operand(asked.routing_keys),
+                       .gamma = {s.data(), {1, asked.keys.cols(), 1}, {0, 0, 0}},
+                       .tau_mu = {&s[1], {1}},
+                       .tau_sigma = {&s[2], {1}}};
+  if (k > 0) return read_bank(from, asked, ps::router::top_k<merlin>{.of = weights, .k = k});
+  return read_bank(from, asked, weights);
 }
 
 /// Softmax attention: every pair is kept, and sum_i softmax_i(scale k_i . q) v_i.
@@ -94,45 +94,60 @@ inline recalled read_by_softmax(const text_vectors& kept, const queries& asked, 
   return {(kept.values * weights) * sums.cwiseInverse().asDiagonal(), {}};
 }
 
-/// The readers of a text, in the order of the table. They refer to both arguments.
+/// Bytes of every key and value.
+inline std::size_t bytes_of_pairs(const text_vectors& kept) {
+  return static_cast<std::size_t>(kept.keys.size() + kept.values.size()) * sizeof(float);
+}
+
+/// gamma, tau_mu, tau_sigma.
+inline std::vector<scales> merlin_grid() {
+  std::vector<scales> grid;
+  for (const float gamma : {0.0F, 0.1F, 0.25F, 0.5F}) {
+    for (const float tau_mu : {30.0F, 100.0F, 300.0F}) {
+      for (const float tau_sigma : {300.0F, 1000.0F, 3000.0F}) grid.push_back({gamma, tau_mu, tau_sigma});
+    }
+  }
+  return grid;
+}
+
+/// merlin on the bank. It refers to its argument, as all readers do.
+inline reader merlin_reader(const memory& written) {
+  const bank& segments = written.segments();
+  return {.name = "merlin",
+          .bytes = bytes_kept(segments, written.separation(), merlin{}),
+          .scale_names = {"gamma", "tau_mu", "tau_sigma"},
+          .grid = merlin_grid(),
+          .read = [&](const queries& asked, const scales& s) { return read_by_merlin(segments, asked, s); }};
+}
+
+/// The readers of a text, in the order of the table.
 inline std::vector<reader> make_readers(const text_vectors& kept, const memory& written) {
   const bank& whole = written.whole();
   const bank& segments = written.segments();
-  std::vector<scales> merlin_grid;
-  for (const float gamma : {0.0F, 0.1F, 0.25F, 0.5F}) {
-    for (const float tau_mu : {30.0F, 100.0F, 300.0F}) {
-      for (const float tau_sigma : {300.0F, 1000.0F, 3000.0F}) merlin_grid.push_back({gamma, tau_mu, tau_sigma});
-    }
-  }
   return {
       {.name = "single",
-       .bytes = bytes_read<ps::router::uniform>(whole),
+       .bytes = bytes_kept(whole, ps::separation::single{}, ps::router::none{}),
        .scale_names = {},
        .grid = {{}},
        .read = [&](const queries& asked, const scales&) { return read_bank(whole, asked, ps::router::uniform{}); }},
       {.name = "uniform",
-       .bytes = bytes_read<ps::router::uniform>(segments),
+       .bytes = bytes_kept(segments, written.separation(), ps::router::uniform{}),
        .scale_names = {},
        .grid = {{}},
        .read = [&](const queries& asked, const scales&) { return read_bank(segments, asked, ps::router::uniform{}); }},
       {.name = "position",
-       .bytes = bytes_read<position>(segments),
+       .bytes = bytes_kept(segments, written.separation(), position{}),
        .scale_names = {"s"},
        .grid = {{0}, {0.01F}, {-0.01F}, {0.03F}, {-0.03F}, {0.1F}, {-0.1F}, {0.3F}, {-0.3F}},
        .read = [&](const queries& asked, const scales& s) { return read_by_position(segments, asked, s[0]); }},
       {.name = "meanpool",
-       .bytes = bytes_read<meanpool>(segments),
+       .bytes = bytes_kept(segments, written.separation(), meanpool{}),
        .scale_names = {"s"},
        .grid = {{10}, {30}, {100}, {300}, {1000}},
        .read = [&](const queries& asked, const scales& s) { return read_by_meanpool(segments, asked, s[0]); }},
-      {.name = "merlin",
-       .bytes = bytes_read<merlin>(segments),
-       .scale_names = {"gamma", "tau_mu", "tau_sigma"},
-       .grid = std::move(merlin_grid),
-       .read = [&](const queries& asked,
-                   const scales& s) { return read_by_merlin(segments, asked, s[0], s[1], s[2]); }},
+      merlin_reader(written),
       {.name = "softmax",
-       .bytes = static_cast<std::size_t>(kept.keys.size() + kept.values.size()) * sizeof(float),
+       .bytes = bytes_of_pairs(kept),
        .scale_names = {"s"},
        .grid = {{10}, {30}, {100}},
        .read = [&](const queries& asked, const scales& s) { return read_by_softmax(kept, asked, s[0]); }},

@@ -37,13 +37,14 @@ struct score {
 struct questions {
   std::vector<std::size_t> choosing;  ///< even-numbered ones, at most 256, evenly spread
   std::vector<std::size_t> scoring;   ///< odd-numbered ones
+  std::size_t all;                    ///< how many there are
 
-  explicit questions(const std::vector<std::size_t>& all) {
+  explicit questions(const std::vector<std::size_t>& of) : all(of.size()) {
     constexpr std::size_t most = 256;
-    const std::size_t even = (all.size() + 1) / 2;
+    const std::size_t even = (of.size() + 1) / 2;
     const std::size_t chosen = std::min(even, most);
-    for (std::size_t i = 0; i < chosen; ++i) choosing.push_back(all[2 * (i * even / chosen)]);
-    for (std::size_t i = 1; i < all.size(); i += 2) scoring.push_back(all[i]);
+    for (std::size_t i = 0; i < chosen; ++i) choosing.push_back(of[2 * (i * even / chosen)]);
+    for (std::size_t i = 1; i < of.size(); i += 2) scoring.push_back(of[i]);
   }
 };
 
@@ -111,27 +112,34 @@ struct result {
   score scored;
 };
 
+/// Questions that examining a reader asks: each is a step of its progress.
+inline std::int64_t steps_of(const std::vector<scales>& grid, const questions& exam) {
+  const std::size_t choosing = grid.size() == 1 ? 0 : grid.size() * exam.choosing.size();
+  return static_cast<std::int64_t>(choosing + exam.scoring.size());
+}
+
 /// The scales that answer most of the choosing questions, the first of equals, and their score.
 inline result examine(const subject& about, const reader& r, const questions& exam, progress& asking) {
   result best{r.grid.front(), {}};
   std::int64_t most = -1;
   for (const auto& s : r.grid) {
-    const std::int64_t right = r.grid.size() == 1 ? 0 : ask_all(about, r, s, exam.choosing).right;
+    if (r.grid.size() == 1) break;  // nothing to choose
+    const std::int64_t right = ask_all(about, r, s, exam.choosing).right;
     if (right > most) {
       most = right;
       best.chosen = s;
     }
-    asking.advance();
+    asking.advance(static_cast<std::int64_t>(exam.choosing.size()));
   }
   best.scored = ask_all(about, r, best.chosen, exam.scoring);
-  asking.advance();
+  asking.advance(static_cast<std::int64_t>(exam.scoring.size()));
   return best;
 }
 
 inline std::vector<result> examine_all(const subject& about, const std::vector<reader>& readers,
                                        const questions& exam) {
   std::int64_t steps = 0;
-  for (const auto& r : readers) steps += static_cast<std::int64_t>(r.grid.size()) + 1;
+  for (const auto& r : readers) steps += steps_of(r.grid, exam);
   progress asking("asking it back", steps);
   std::vector<result> results;
   for (const auto& r : readers) results.push_back(examine(about, r, exam, asking));

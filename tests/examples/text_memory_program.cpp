@@ -15,6 +15,8 @@
 #include <random>
 #include <sstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace {
 
@@ -158,6 +160,66 @@ TEST_F(text_memory_program, recalls_a_phrase) {
   EXPECT_NE(r.out.find(" three", r.out.find("segment 23 says:", segment)), std::string::npos) << r.out;
 }
 
+/// Numbers in front of a row's scales, of the rows behind a header.
+std::vector<std::vector<double>> numbers_behind(const std::string& out, const std::string& header) {
+  const std::size_t at = out.find(header);
+  EXPECT_NE(at, std::string::npos) << header << " in " << out;
+  std::istringstream lines(out.substr(at));
+  std::string line;
+  std::getline(lines, line);
+  std::vector<std::vector<double>> rows;
+  while (std::getline(lines, line) && !line.empty()) {
+    std::istringstream columns(line);
+    std::vector<double> row;
+    std::string word;
+    while (columns >> word && word != "gamma") row.push_back(word == "all" ? 0 : std::stod(word));
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+TEST_F(text_memory_program, sweeps_over_segments_and_routing_dims) {
+  const std::string text = file(random_text()) + " --dim 48 --seed 3";
+  const auto r = run(text + " --sweep");
+  ASSERT_EQ(r.status, 0) << r.err;
+  EXPECT_TRUE(r.err.starts_with("sweeping:   0%\n")) << r.err;
+  EXPECT_TRUE(r.err.ends_with("sweeping: 100%\n")) << r.err;
+
+  constexpr double pairs = 1500 * 2 * 48 * sizeof(float);
+  EXPECT_EQ(number_of(r.out, "bytes"), static_cast<std::size_t>(pairs));
+  const auto cells = numbers_behind(r.out, " segment  routing dim");
+  ASSERT_EQ(cells.size(), 10U) << r.out;  // a routing dim of 64 is more than the keys have
+  std::map<std::pair<double, double>, double> right;
+  for (const auto& cell : cells) {
+    ASSERT_EQ(cell.size(), 6U) << r.out;
+    const double m = cell[0], R = cell[1];
+    right[{m, R}] = cell[2];
+    EXPECT_EQ(cell[4], std::ceil(1500 / m) * (48 * 48 + R + R * R) * sizeof(float)) << m << ' ' << R;
+    EXPECT_NEAR(cell[5], cell[4] / pairs, 0.0051) << m << ' ' << R;
+  }
+  ASSERT_EQ(right.size(), 10U);
+  // Shorter segments and more routing dims are easier; what is compared lies 10 standard deviations apart.
+  EXPECT_GT((right[{32, 32}]), (right[{512, 32}]) + 20);
+  EXPECT_GT((right[{32, 32}]), (right[{32, 16}]) + 20);
+
+  // The same sizes by themselves.
+  auto alone = table(run(text + " --segment-length 64 --routing-dim 32").out);
+  EXPECT_EQ(alone["merlin"].right, (right[{64, 32}]));
+
+  const auto best = numbers_behind(r.out, "       k  right (%)");
+  ASSERT_EQ(best.size(), 5U) << r.out;
+  constexpr double state = 48 * 48 * sizeof(float), moments = 24 * (32 + 32 * 32) * sizeof(float);
+  for (std::size_t i = 0; i < 4; ++i) {
+    const double k = 1 << i;
+    EXPECT_EQ(best[i][0], k);
+    EXPECT_EQ(best[i][2], k * state + moments);
+    EXPECT_NEAR(best[i][3], (k * state + moments) / (24 * state + moments), 0.0051);
+  }
+  EXPECT_EQ(best[4][1], (right[{64, 32}]));
+  EXPECT_EQ(best[4][2], 24 * state + moments);
+  EXPECT_NEAR(best[3][1], best[4][1], 6);  // the 8 best of 24 segments carry nearly all of the weight
+}
+
 TEST_F(text_memory_program, keeps_progress_out_of_the_table) {
   const auto r = run(file("a b c d e f g"));
   ASSERT_EQ(r.status, 0) << r.err;
@@ -204,13 +266,16 @@ TEST_F(text_memory_program, says_in_a_line_what_is_wrong) {
     refused(good + " " + option, option);
   }
   refused(good + " --colour", "--colour");
+  for (const char* option : {"--segment-length 8", "--routing-dim 8", "--ask 'one two'"}) {
+    refused(good + " --sweep " + option, "excludes");
+  }
   refused(good + " extra", "extra");
 }
 
 TEST_F(text_memory_program, helps) {
   const auto r = run("--help");
   EXPECT_EQ(r.status, 0);
-  for (const char* option : {"--text", "--segment-length", "--dim", "--routing-dim", "--ask", "--seed"}) {
+  for (const char* option : {"--text", "--segment-length", "--dim", "--routing-dim", "--ask", "--seed", "--sweep"}) {
     EXPECT_NE(r.out.find(option), std::string::npos) << option;
   }
 }

@@ -273,6 +273,14 @@ TYPED_TEST(GatedDeltaRuleBackwardRules, ZeroRows) {
   expect_all_finite(gradients_of(c.p, c.g), "eps 0");
   EXPECT_TRUE(all_are(c.g.d_q.view().select(1, 1), 0) && all_are(c.g.d_k.view().select(1, 1), 0));
   EXPECT_FALSE(all_are(c.g.d_q.view().select(1, 2), 0));
+  for (auto* rows : {&c.p.q, &c.p.k}) {  // the third power of this length is 0
+    for_each(rows->view().select(1, 1), [](double& x) { x = 1e-120; });
+  }
+  gated_delta_rule_backward(on_reference{}, args, c.g.views());
+  expect_all_finite(gradients_of(c.p, c.g), "eps 0, short rows");
+  for (auto* rows : {&c.p.q, &c.p.k}) {
+    for_each(rows->view().select(1, 1), [](double& x) { x = 0; });
+  }
   c.run();
   expect_all_finite(gradients_of(c.p, c.g), "eps 1e-6");
   EXPECT_FALSE(all_are(c.g.d_q.view().select(1, 1), 0));

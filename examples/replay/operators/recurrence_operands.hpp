@@ -50,4 +50,33 @@ polystate::operands<Data, Rule> recurrence_operands(operands<Exec, Data>& io) {
   }
 }
 
+/// The gradients of those that the file has expected values for.
+template <class Rule, class Exec, class Data>
+polystate::operand_grads<Data, Rule> recurrence_grads(operands<Exec, Data>& io) {
+  if constexpr (std::is_same_v<Rule, polystate::rule::ssd>) {
+    // Of one number a head, one a head.
+    polystate::tensor_view<polystate::acc_t<Data>, 2> d_D;
+    if (const tensor* t = io.file().find("din.D"); t != nullptr && t->shape.size() == 1) {
+      const auto per_head = io.template gradient<acc, 1>("D");
+      d_D = {per_head.data(), {per_head.extent(0), 1}};
+    } else {
+      d_D = io.template gradient<acc, 2>("D");
+    }
+    return {.d_x = io.template gradient<data, 4>("x"),
+            .d_dt = io.template gradient<data, 3>("dt"),
+            .d_A = io.template gradient<acc, 1>("A"),
+            .d_B = io.template gradient<data, 4>("B"),
+            .d_C = io.template gradient<data, 4>("C"),
+            .d_D = d_D,
+            .d_z = io.template gradient<data, 4>("z"),
+            .d_dt_bias = io.template gradient<acc, 1>("dt_bias")};
+  } else {
+    return {.d_q = io.template gradient<data, 4>("q"),
+            .d_k = io.template gradient<data, 4>("k"),
+            .d_v = io.template gradient<data, 4>("v"),
+            .d_g = io.template gradient_if<acc, 3>(Rule::has_decay, "g"),
+            .d_beta = io.template gradient_if<acc, 3>(Rule::has_beta, "beta")};
+  }
+}
+
 }  // namespace replay

@@ -12,4 +12,8 @@ computed causal_conv1d(const request& r) {
   return run_on<polystate::on_reference>(r, [](auto& io) { run_causal_conv1d(io); });
 }
 
+computed causal_conv1d_backward(const request& r) {
+  return run_on<polystate::on_reference>(r, [](auto& io) { run_causal_conv1d_backward(io); });
+}
+
 }  // namespace replay::reference

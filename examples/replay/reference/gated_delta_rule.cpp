@@ -12,4 +12,8 @@ computed gated_delta_rule(const request& r) {
   return run_on<polystate::on_reference>(r, [](auto& io) { run_gated_delta_rule(io); });
 }
 
+computed gated_delta_rule_backward(const request& r) {
+  return run_on<polystate::on_reference>(r, [](auto& io) { run_gated_delta_rule_backward(io); });
+}
+
 }  // namespace replay::reference

@@ -12,4 +12,8 @@ computed log_linear(const request& r) {
   return run_on<polystate::on_reference>(r, [](auto& io) { run_log_linear(io); });
 }
 
+computed log_linear_backward(const request& r) {
+  return run_on<polystate::on_reference>(r, [](auto& io) { run_log_linear_backward(io); });
+}
+
 }  // namespace replay::reference

@@ -13,6 +13,13 @@ computed multi_state(const request& r) {
   return result;
 }
 
+computed multi_state_backward(const request& r) {
+  computed result;
+  visit_rule(r.file, every_rule{},
+             [&]<class Rule>(std::type_identity<Rule>) { result = multi_state_backward_runner<Rule>::run(r); });
+  return result;
+}
+
 computed multi_state_step(const request& r) {
   computed result;
   visit_rule(r.file, every_rule{},

@@ -12,4 +12,8 @@ computed routing(const request& r) {
   return run_on<polystate::on_reference>(r, [](auto& io) { run_routing(io); });
 }
 
+computed routing_backward(const request& r) {
+  return run_on<polystate::on_reference>(r, [](auto& io) { run_routing_backward(io); });
+}
+
 }  // namespace replay::reference

@@ -12,4 +12,8 @@ computed segment_moments(const request& r) {
   return run_on<polystate::on_reference>(r, [](auto& io) { run_segment_moments(io); });
 }
 
+computed segment_moments_backward(const request& r) {
+  return run_on<polystate::on_reference>(r, [](auto& io) { run_segment_moments_backward(io); });
+}
+
 }  // namespace replay::reference

@@ -12,4 +12,8 @@ computed ssd(const request& r) {
   return run_on<polystate::on_reference>(r, [](auto& io) { run_ssd(io); });
 }
 
+computed ssd_backward(const request& r) {
+  return run_on<polystate::on_reference>(r, [](auto& io) { run_ssd_backward(io); });
+}
+
 }  // namespace replay::reference

@@ -132,13 +132,14 @@ Scalar silu_derivative(const Scalar& x) {
   return s * (Scalar(1) + x * (Scalar(1) - s));
 }
 
-/// y = x / n with n = sqrt(x.x + eps):  dx = dy / n - x (x.dy) / n^3
+/// y = x / n with n = sqrt(x.x + eps):  dx = (dy - y (y.dy)) / n. Without powers of n, which underflow before n does.
 template <class Scalar>
 vector<Scalar> l2_normalized_adjoint(const vector<Scalar>& x, double eps, const vector<Scalar>& dy) {
   using std::sqrt;
   const Scalar n = sqrt(x.squaredNorm() + Scalar(eps));
   if (n == Scalar(0)) return vector<Scalar>::Zero(x.size());
-  return dy / n - x * (x.dot(dy) / (n * n * n));
+  const vector<Scalar> y = x / n;
+  return (dy - y * y.dot(dy)) / n;
 }
 
 /// p = softmax(x):  dx = p (dp - p.dp)
