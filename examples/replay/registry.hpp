@@ -38,7 +38,8 @@ runner ssd_backward;
 // Defined in cuda/<operator>.cu.
 namespace cuda {
 runner causal_conv1d;
-}
+runner selective_scan;
+}  // namespace cuda
 
 /// Whether an operator of that name has any row.
 bool has_operator(std::string_view op);

@@ -9,11 +9,11 @@
 namespace replay::reference {
 
 computed gated_delta_rule(const request& r) {
-  return run_on<polystate::on_reference>(r, [](auto& io) { run_gated_delta_rule(io); });
+  return run_on_reference_in_double(r, [](auto& io) { run_gated_delta_rule(io); });
 }
 
 computed gated_delta_rule_backward(const request& r) {
-  return run_on<polystate::on_reference>(r, [](auto& io) { run_gated_delta_rule_backward(io); });
+  return run_on_reference_in_double(r, [](auto& io) { run_gated_delta_rule_backward(io); });
 }
 
 }  // namespace replay::reference

@@ -9,11 +9,11 @@
 namespace replay::reference {
 
 computed log_linear(const request& r) {
-  return run_on<polystate::on_reference>(r, [](auto& io) { run_log_linear(io); });
+  return run_on_reference_in_double(r, [](auto& io) { run_log_linear(io); });
 }
 
 computed log_linear_backward(const request& r) {
-  return run_on<polystate::on_reference>(r, [](auto& io) { run_log_linear_backward(io); });
+  return run_on_reference_in_double(r, [](auto& io) { run_log_linear_backward(io); });
 }
 
 }  // namespace replay::reference

@@ -9,11 +9,11 @@
 namespace replay::reference {
 
 computed routing(const request& r) {
-  return run_on<polystate::on_reference>(r, [](auto& io) { run_routing(io); });
+  return run_on_reference_in_double(r, [](auto& io) { run_routing(io); });
 }
 
 computed routing_backward(const request& r) {
-  return run_on<polystate::on_reference>(r, [](auto& io) { run_routing_backward(io); });
+  return run_on_reference_in_double(r, [](auto& io) { run_routing_backward(io); });
 }
 
 }  // namespace replay::reference

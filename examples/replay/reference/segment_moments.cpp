@@ -9,11 +9,11 @@
 namespace replay::reference {
 
 computed segment_moments(const request& r) {
-  return run_on<polystate::on_reference>(r, [](auto& io) { run_segment_moments(io); });
+  return run_on_reference_in_double(r, [](auto& io) { run_segment_moments(io); });
 }
 
 computed segment_moments_backward(const request& r) {
-  return run_on<polystate::on_reference>(r, [](auto& io) { run_segment_moments_backward(io); });
+  return run_on_reference_in_double(r, [](auto& io) { run_segment_moments_backward(io); });
 }
 
 }  // namespace replay::reference

@@ -9,11 +9,11 @@
 namespace replay::reference {
 
 computed selective_scan(const request& r) {
-  return run_on<polystate::on_reference>(r, [](auto& io) { run_selective_scan(io); });
+  return run_on_reference_in_double(r, [](auto& io) { run_selective_scan(io); });
 }
 
 computed selective_scan_backward(const request& r) {
-  return run_on<polystate::on_reference>(r, [](auto& io) { run_selective_scan_backward(io); });
+  return run_on_reference_in_double(r, [](auto& io) { run_selective_scan_backward(io); });
 }
 
 }  // namespace replay::reference

@@ -9,11 +9,11 @@
 namespace replay::reference {
 
 computed ssd(const request& r) {
-  return run_on<polystate::on_reference>(r, [](auto& io) { run_ssd(io); });
+  return run_on_reference_in_double(r, [](auto& io) { run_ssd(io); });
 }
 
 computed ssd_backward(const request& r) {
-  return run_on<polystate::on_reference>(r, [](auto& io) { run_ssd_backward(io); });
+  return run_on_reference_in_double(r, [](auto& io) { run_ssd_backward(io); });
 }
 
 }  // namespace replay::reference
