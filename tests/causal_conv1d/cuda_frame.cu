@@ -19,7 +19,7 @@ conv_problem<Data> packed_problem(std::mt19937& rng) {
   return {conv_shape{.B = 1, .T = 64, .D = 32, .W = 4, .lengths = {20, 0, 3, 41}, .memory = channel_last}, rng};
 }
 
-// bugs B010: captured once, replayed on contents that change between replays, cu_seqlens among them.
+// bugs B010, B116, B127: captured once, replayed on contents that change between replays, cu_seqlens among them.
 TEST(CausalConv1dCudaFrame, GraphReplaysReadCurrentContents) {
   std::mt19937 rng(1);
   const device_stream stream;
@@ -97,7 +97,7 @@ TEST(CausalConv1dCudaFrame, TwoStreamsAndTwoThreads) {
   }
 }
 
-TEST(CausalConv1dCudaFrame, RunsOnTheStreamGiven) {
+TEST(CausalConv1dCudaFrame, RunsOnTheStreamGiven) {  // bugs B118
   std::mt19937 rng(4);
   const conv_problem<Data> p = packed_problem(rng);
   const device_conv<Data> device(p);
@@ -119,7 +119,7 @@ TEST(CausalConv1dCudaFrame, RunsOnTheStreamGiven) {
   other.synchronize();
 }
 
-TEST(CausalConv1dCudaFrame, WorkspaceIsLeftAlone) {
+TEST(CausalConv1dCudaFrame, WorkspaceIsLeftAlone) {  // bugs B134
   std::mt19937 rng(5);
   conv_problem<Data> p = packed_problem(rng);
   const device_conv<Data> device(p);
@@ -153,7 +153,7 @@ TEST(CausalConv1dCudaFrame, RefusedCallsWriteNothing) {
   EXPECT_TRUE(device.final_state.unchanged());
 }
 
-TEST(CausalConv1dCudaFrame, StreamOfAnotherDevice) {
+TEST(CausalConv1dCudaFrame, StreamOfAnotherDevice) {  // bugs B119
   int devices = 0;
   POLYSTATE_CUDA_REQUIRE(cudaGetDeviceCount(&devices));
   if (devices < 2) GTEST_SKIP() << "one device";

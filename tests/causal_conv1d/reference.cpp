@@ -48,6 +48,9 @@ TEST(CausalConv1dReference, ByHand) {
   // fewer tokens than the state holds: the old state moves up
   convolve({5}, {1, 1, 1, 1}, {7, 8, 9}, 0, activation::none, &state);
   EXPECT_EQ(state, (values{8, 9, 5}));
+  // bugs B100: as many outputs as inputs, the first ones.
+  EXPECT_EQ(convolve({1, 2, 3}, {0, 0, 0, 1}), (values{1, 2, 3}));
+  EXPECT_EQ(convolve({1, 2, 3}, {1, 0, 0, 0}), (values{0, 0, 0}));
 }
 
 // bugs B029: any width.

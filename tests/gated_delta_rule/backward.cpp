@@ -178,6 +178,7 @@ TYPED_TEST(GatedDeltaRuleBackwardRules, SizesAndGroups) {
   expect_gradients<TypeParam>(delta_shape{.B = 2, .T = 3, .HK = 2, .HV = 2, .dk = 4, .dv = 1}, "no groups");
 }
 
+// bugs B022: pieces far shorter than any chunk, and empty ones.
 TYPED_TEST(GatedDeltaRuleBackwardRules, PackedSequences) {
   for (const bool with_state : {false, true}) {
     auto shape = small;

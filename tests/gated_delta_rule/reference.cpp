@@ -470,7 +470,7 @@ TYPED_TEST(GatedDeltaRuleOfRule, CustomScalar) {
   EXPECT_LE(largest_difference(convert<double>(wide.o), narrow.o), 1e-13);
 }
 
-TYPED_TEST(GatedDeltaRuleOfRule, CausalAndLocal) {
+TYPED_TEST(GatedDeltaRuleOfRule, CausalAndLocal) {  // bugs B112
   std::mt19937 rng(17);
   const delta_problem<float, TypeParam> batch(delta_shape{.T = 9}, rng);
   const delta_problem<float, TypeParam> packed(delta_shape{.B = 1, .T = 16, .lengths = {4, 0, 7, 5}}, rng);
@@ -488,7 +488,7 @@ TYPED_TEST(GatedDeltaRuleOfRule, PackedEqualsSeparate) {
   }
 }
 
-TYPED_TEST(GatedDeltaRuleOfRule, SplitAndResume) {  // bugs B017, B095
+TYPED_TEST(GatedDeltaRuleOfRule, SplitAndResume) {  // bugs B017, B095, B115
   std::mt19937 rng(19);
   expect_split_resumes(delta_problem<float, TypeParam, double>(delta_shape{.T = 65}, rng), {0, 1, 2, 40, 63, 64, 65});
 }

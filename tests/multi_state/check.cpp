@@ -173,6 +173,20 @@ TEST(MultiStateCheck, WithoutSegments) {
   levels.forward_refused(error_code::shape, "router.weights", "A = 4, supported: at least L = 5");
 }
 
+// bugs B086: two descriptions of the boundaries are refused, also where they agree.
+TEST(MultiStateCheck, BoundariesOfPackedSequences) {
+  std::mt19937 rng(1);
+  const layer_problem<float, cell<rule::gated, separation::boundaries, router::uniform>> p({.B = 1}, rng);
+  auto out = p.results();
+  auto args = p.args(out);
+  EXPECT_TRUE(check(on_reference{}, args).ok()) << check(on_reference{}, args).message();
+  tensor<std::int32_t, 1> cu({2});
+  cu.assign({0, 11});
+  args.cu_seqlens = cu.view();
+  args.lam = {};
+  EXPECT_TRUE(refuses(check(args), error_code::unexpected, "cu_seqlens", "shared by a batch"));
+}
+
 TEST(MultiStateCheck, PackedSequences) {
   calls<merlin_cell> c;
   tensor<std::int32_t, 1> cu({3});

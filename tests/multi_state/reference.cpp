@@ -13,8 +13,13 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <random>
+#include <vector>
 
 namespace polystate::testing {
 namespace {
@@ -103,6 +108,78 @@ TEST(MultiStateReference, FenwickOfEqualWeightsIsSingle) {
   one.shape = levels.shape;
   one.in = levels.in;
   EXPECT_LE(relative_l2(forward(levels).o, forward(one).o), 1e-13);
+}
+
+/// One head of one entry a state: q = k = 1, values and, where the rule has them, log decays as given.
+template <class Rule>
+auto scalar_fenwick(const std::vector<double>& v, const std::vector<double>& g, const std::vector<double>& by_level) {
+  std::mt19937 rng(1);
+  const auto T = static_cast<std::int64_t>(v.size());
+  layer_problem<double, cell<Rule, separation::fenwick, router::position<double>>> p(
+      {.B = 1, .T = T, .H = 1, .HK = 1, .dk = 1, .dv = 1}, rng);
+  p.in.q.for_each([](double& x) { x = 1; });
+  p.in.k.for_each([](double& x) { x = 1; });
+  p.in.v.assign(v);
+  if constexpr (Rule::has_decay) p.in.g.assign(g);
+  // a tensor that ends with its last weight, NaN behind it
+  p.router.weights = tensor<double, 4>({1, T, 1, static_cast<std::int64_t>(by_level.size())});
+  for (std::int64_t t = 0; t < T; ++t) {
+    for (std::size_t l = 0; l < by_level.size(); ++l) {
+      p.router.weights.view()(0, t, 0, static_cast<std::int64_t>(l)) = by_level[l];
+    }
+  }
+  return p;
+}
+
+constexpr double scale_of_problems = 0.6;  // layer_problem's
+
+// bugs B133: level weights that are digits show which token is read at which level.
+TEST(MultiStateReference, FenwickLevelsByHand) {
+  const auto p = scalar_fenwick<rule::linear>({1, 2, 4, 8, 16, 32}, {}, {1, 10, 100, 1000});
+  auto out = p.results(4);
+  multi_state(on_reference{}, p.args(out));
+  const auto o = out.o.values();
+  EXPECT_DOUBLE_EQ(o[0], scale_of_problems);
+  EXPECT_DOUBLE_EQ(o[3], scale_of_problems * (8 + 10 * 4 + 100 * (1 + 2)));
+  EXPECT_DOUBLE_EQ(o[5], scale_of_problems * (32 + 10 * 16 + 1000 * (1 + 2 + 4 + 8)));
+}
+
+// bugs B020: lengths about powers of two, forward and the gradient of the decay, against the sum over all pairs.
+TEST(MultiStateReference, FenwickTails) {
+  for (const std::size_t T : {1u, 6u, 63u, 64u, 65u, 100u}) {
+    const std::vector<double> g(T, -0.05);
+    std::vector<double> v(T), by_level;
+    for (std::size_t t = 0; t < T; ++t) v[t] = 0.1 * static_cast<double>(t + 1);
+    const auto levels = separation::fenwick{}.count(static_cast<std::int64_t>(T));
+    for (std::int64_t l = 0; l < levels; ++l) by_level.push_back(std::pow(0.5, static_cast<double>(l)));
+    const auto p = scalar_fenwick<rule::gated>(v, g, by_level);
+    auto out = p.results(levels);
+    const auto args = p.args(out);
+    multi_state(on_reference{}, args);
+
+    tensor<double, 4> d_o(out.o.extents());
+    d_o.for_each([](double& x) { x = 1; });
+    tensor<double, 3> d_g({1, static_cast<std::int64_t>(T), 1});
+    multi_state_backward(
+        on_reference{}, args,
+        multi_state_grads<double, rule::gated, router::position<double>>{.d_o = d_o.view(), .in = {.d_g = d_g.view()}});
+    std::vector<double> o(T, 0), d_decay(T, 0);
+    for (std::size_t t = 0; t < T; ++t) {
+      for (std::size_t s = 0; s <= t; ++s) {
+        const auto level = static_cast<std::size_t>(std::bit_width(t ^ s));  // 0: itself
+        const double term =
+            scale_of_problems * by_level.at(level) * std::exp(-0.05 * static_cast<double>(t - s)) * v[s];
+        o[t] += term;
+        for (std::size_t between = s + 1; between <= t; ++between) d_decay[between] += term;
+      }
+    }
+    const auto got = out.o.values();
+    const auto d_got = d_g.values();
+    for (std::size_t t = 0; t < T; ++t) {
+      EXPECT_NEAR(got[t], o[t], 1e-12 * std::abs(o[t])) << T << ' ' << t;
+      EXPECT_NEAR(d_got[t], d_decay[t], 1e-11 * std::abs(d_decay[t])) << T << ' ' << t;
+    }
+  }
 }
 
 // Segments are independent of what lies before them: with the current one alone visible, o of a segment is

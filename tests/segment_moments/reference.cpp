@@ -191,6 +191,7 @@ TEST(SegmentMomentsReference, BoundariesOfEqualLengthAreUniform) {
   }
 }
 
+// bugs B091: segments of packed sequences are numbered one sequence after the other, each from its own first token.
 TEST(SegmentMomentsReference, PackedEqualsSeparate) {
   std::mt19937 rng(6);
   const std::vector<std::int32_t> cu = {0, 0, 5, 6, 6, 12, 16, 16};
