@@ -55,17 +55,19 @@ struct router_operands {
     delta.uniform(rng, 0.5, 2);
   }
 
-  [[nodiscard]] router_operands<double> in_double() const {
-    router_operands<double> p;
-    p.q = convert<double>(q);
-    p.weights = convert<double>(weights);
-    p.gamma = convert<double>(gamma);
-    p.tau_mu = convert<double>(tau_mu);
-    p.tau_sigma = convert<double>(tau_sigma);
-    p.delta = convert<double>(delta);
+  template <class To>
+  [[nodiscard]] router_operands<To> in() const {
+    router_operands<To> p;
+    p.q = convert<To>(q);
+    p.weights = convert<acc_t<To>>(weights);
+    p.gamma = convert<acc_t<To>>(gamma);
+    p.tau_mu = convert<acc_t<To>>(tau_mu);
+    p.tau_sigma = convert<acc_t<To>>(tau_sigma);
+    p.delta = convert<acc_t<To>>(delta);
     p.options = options;
     return p;
   }
+  [[nodiscard]] router_operands<double> in_double() const { return in<double>(); }
 };
 
 /// The router struct that reads these operands; `shared_kq` leaves out its query. `name` is for test output.

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 namespace polystate::testing {
@@ -48,15 +49,29 @@ struct routing_keys {
             .qkp_l2norm = options.qkp_l2norm};
   }
 
-  [[nodiscard]] routing_keys<double> in_double() const {
-    routing_keys<double> p;
-    p.k = convert<double>(k);
-    p.g = convert<double>(g);
-    p.beta = convert<double>(beta);
+  template <class To>
+  [[nodiscard]] routing_keys<To> in() const {
+    routing_keys<To> p;
+    p.k = convert<To>(k);
+    p.g = convert<acc_t<To>>(g);
+    p.beta = convert<acc_t<To>>(beta);
     p.options = options;
     return p;
   }
+  [[nodiscard]] routing_keys<double> in_double() const { return in<double>(); }
 };
+
+/// A separation with its segments of m tokens, or with these boundaries, which must outlive it.
+template <class Separation>
+Separation separation_of(std::int64_t m, const std::vector<std::int32_t>& cuts) {
+  if constexpr (std::is_same_v<Separation, separation::uniform>) {
+    return {m};
+  } else if constexpr (std::is_same_v<Separation, separation::boundaries>) {
+    return {{cuts.data(), {static_cast<std::int64_t>(cuts.size())}}};
+  } else {
+    return {};
+  }
+}
 
 /// Tokens begin .. end-1; `length` is what divide_by m divides by.
 struct segment {

@@ -18,11 +18,15 @@ namespace polystate::testing {
 /// step, the rounding error with its inverse: a step of eps^(1/3) leaves about 1e-10 of either.
 inline constexpr double difference_tolerance = 1e-6;
 
-/// Largest |a - b| over the largest magnitude in either; infinite where one of them is NaN.
-inline double relative_deviation(const std::vector<double>& a, const std::vector<double>& b) {
+/// A gradient smaller than this is compared as if it were of this size: where a derivative is 0, what differences leave
+/// is the rounding of the objective over the step, about 1e-10.
+inline constexpr double smallest_size_differences_resolve = 1e-3;
+
+/// Largest |a - b| over the largest magnitude in either, or over `smallest_size`; infinite where one of them is NaN.
+inline double relative_deviation(const std::vector<double>& a, const std::vector<double>& b, double smallest_size = 0) {
   if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
   double difference = 0;
-  double size = 0;
+  double size = smallest_size;
   for (std::size_t i = 0; i < a.size(); ++i) {
     if (std::isnan(a[i]) || std::isnan(b[i])) return std::numeric_limits<double>::infinity();
     difference = std::max(difference, std::abs(a[i] - b[i]));
@@ -59,7 +63,7 @@ double deviation_from_differences(Tensor& input, const std::vector<double>& grad
   if (at.size() <= most) {
     got = gradient;
     input.for_each([&](double& x) { want.push_back(central_difference(x, objective)); });
-    return relative_deviation(got, want);
+    return relative_deviation(got, want, smallest_size_differences_resolve);
   }
   std::mt19937 rng(static_cast<unsigned>(at.size()));
   std::bernoulli_distribution coin;
@@ -80,7 +84,7 @@ double deviation_from_differences(Tensor& input, const std::vector<double>& grad
     got.push_back(along);
   }
   input.assign(at);
-  return relative_deviation(got, want);
+  return relative_deviation(got, want, smallest_size_differences_resolve);
 }
 
 }  // namespace polystate::testing

@@ -150,6 +150,14 @@ tensor<To, Rank> convert(const tensor<From, Rank>& from) {
   return to;
 }
 
+/// A fresh tensor of the same shape; absent where that is.
+template <class T, int Rank>
+tensor<T, Rank> poisoned_like(const tensor<T, Rank>& t) {
+  auto fresh = t;
+  if (t) fresh.poison();
+  return fresh;
+}
+
 /// The elements that a view shows, in a tensor of its own.
 template <class T, int Rank>
 tensor<std::remove_const_t<T>, Rank> copy_of(const tensor_view<T, Rank>& view) {
