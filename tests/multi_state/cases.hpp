@@ -59,16 +59,18 @@ struct recurrence_operands {
   [[nodiscard]] query_operands<Data, Rule> queries() const {
     return {.q = q.view(), .scale = 0.6, .qk_l2norm = qk_l2norm};
   }
-  [[nodiscard]] recurrence_operands<double, Rule> in_double() const {
-    recurrence_operands<double, Rule> p;
-    p.q = convert<double>(q);
-    p.k = convert<double>(k);
-    p.v = convert<double>(v);
-    p.g = convert<double>(g);
-    p.beta = convert<double>(beta);
+  template <class To>
+  [[nodiscard]] recurrence_operands<To, Rule> in() const {
+    recurrence_operands<To, Rule> p;
+    p.q = convert<To>(q);
+    p.k = convert<To>(k);
+    p.v = convert<To>(v);
+    p.g = convert<acc_t<To>>(g);
+    p.beta = convert<acc_t<To>>(beta);
     p.qk_l2norm = qk_l2norm;
     return p;
   }
+  [[nodiscard]] recurrence_operands<double, Rule> in_double() const { return in<double>(); }
 };
 
 template <class Data>
@@ -111,18 +113,20 @@ struct recurrence_operands<Data, rule::ssd> {
             .dt_softplus = true};
   }
   [[nodiscard]] query_operands<Data, rule::ssd> queries() const { return {.C = C.view()}; }
-  [[nodiscard]] recurrence_operands<double, rule::ssd> in_double() const {
-    recurrence_operands<double, rule::ssd> p;
-    p.x = convert<double>(x);
-    p.B = convert<double>(B);
-    p.C = convert<double>(C);
-    p.z = convert<double>(z);
-    p.dt = convert<double>(dt);
-    p.A = convert<double>(A);
-    p.dt_bias = convert<double>(dt_bias);
-    p.D = convert<double>(D);
+  template <class To>
+  [[nodiscard]] recurrence_operands<To, rule::ssd> in() const {
+    recurrence_operands<To, rule::ssd> p;
+    p.x = convert<To>(x);
+    p.B = convert<To>(B);
+    p.C = convert<To>(C);
+    p.z = convert<To>(z);
+    p.dt = convert<To>(dt);
+    p.A = convert<acc_t<To>>(A);
+    p.dt_bias = convert<acc_t<To>>(dt_bias);
+    p.D = convert<acc_t<To>>(D);
     return p;
   }
+  [[nodiscard]] recurrence_operands<double, rule::ssd> in_double() const { return in<double>(); }
 };
 
 /// The tokens begin .. end-1 of an operand (B, T, ...), of one batch entry or of all.
@@ -275,15 +279,7 @@ struct layer_problem {
   /// NL of fenwick: one more than T needs.
   [[nodiscard]] std::int64_t levels() const { return separation::fenwick{}.count(shape.T) + 1; }
 
-  [[nodiscard]] Separation separation() const {
-    if constexpr (std::is_same_v<Separation, separation::uniform>) {
-      return {shape.m};
-    } else if constexpr (std::is_same_v<Separation, separation::boundaries>) {
-      return {{shape.cuts.data(), {static_cast<std::int64_t>(shape.cuts.size())}}};
-    } else {
-      return {};
-    }
-  }
+  [[nodiscard]] Separation separation() const { return separation_of<Separation>(shape.m, shape.cuts); }
   /// Entries of a bank of that many tokens, as the forward's outputs count them.
   [[nodiscard]] std::int64_t entries(std::int64_t tokens) const {
     return is_fenwick ? levels() : separation().count(tokens);

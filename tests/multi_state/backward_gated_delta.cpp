@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Gradients of every cell of the recurrence `gated_delta`.
+
+#include "multi_state/backward_every_cell.hpp"
+
+namespace polystate::testing {
+
+using cells = cells_of<rule::gated_delta>;
+INSTANTIATE_TYPED_TEST_SUITE_P(gated_delta, EveryCellBackward, cells::all, cell_names);
+
+}  // namespace polystate::testing

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Gradients of every cell of the recurrence `linear`.
+
+#include "multi_state/backward_every_cell.hpp"
+
+namespace polystate::testing {
+
+using cells = cells_of<rule::linear>;
+INSTANTIATE_TYPED_TEST_SUITE_P(linear, EveryCellBackward, cells::all, cell_names);
+
+}  // namespace polystate::testing
