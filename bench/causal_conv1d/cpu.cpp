@@ -66,10 +66,10 @@ class convolution {
   const tensor<float, 1> bias_ = make_.uniform({n_.D}, -1, 1);
   const tensor<float, 3> d_y_ = make_.uniform({n_.B, n_.T, n_.D}, -1, 1);
   tensor<float, 3> state_ = make_.uniform({n_.B, n_.W - 1, n_.D}, -1, 1);
-  tensor<float, 3> y_ = make_.result({n_.B, n_.T, n_.D});
-  tensor<float, 3> d_x_ = make_.result({n_.B, n_.T, n_.D});
-  tensor<float, 2> d_weight_ = make_.result({n_.D, n_.W});
-  tensor<float, 1> d_bias_ = make_.result({n_.D});
+  tensor<float, 3> y_ = result({n_.B, n_.T, n_.D});
+  tensor<float, 3> d_x_ = result({n_.B, n_.T, n_.D});
+  tensor<float, 2> d_weight_ = result({n_.D, n_.W});
+  tensor<float, 1> d_bias_ = result({n_.D});
 };
 
 }  // namespace

@@ -80,12 +80,12 @@ class delta_rule {
   const tensor<float, 3> beta_ = make_.uniform({n_.B, n_.T, n_.HV}, 0, 1);
   const tensor<float, 4> d_o_ = make_.uniform({n_.B, n_.T, n_.HV, n_.dv}, -1, 1);
   tensor<float, 4> state_ = make_.uniform({n_.B, n_.HV, n_.dv, n_.dk}, -1, 1);
-  tensor<float, 4> o_ = make_.result({n_.B, n_.T, n_.HV, n_.dv});
-  tensor<float, 4> d_q_ = make_.result({n_.B, n_.T, n_.HK, n_.dk});
-  tensor<float, 4> d_k_ = make_.result({n_.B, n_.T, n_.HK, n_.dk});
-  tensor<float, 4> d_v_ = make_.result({n_.B, n_.T, n_.HV, n_.dv});
-  tensor<float, 3> d_g_ = make_.result({n_.B, n_.T, n_.HV});
-  tensor<float, 3> d_beta_ = make_.result({n_.B, n_.T, n_.HV});
+  tensor<float, 4> o_ = result({n_.B, n_.T, n_.HV, n_.dv});
+  tensor<float, 4> d_q_ = result({n_.B, n_.T, n_.HK, n_.dk});
+  tensor<float, 4> d_k_ = result({n_.B, n_.T, n_.HK, n_.dk});
+  tensor<float, 4> d_v_ = result({n_.B, n_.T, n_.HV, n_.dv});
+  tensor<float, 3> d_g_ = result({n_.B, n_.T, n_.HV});
+  tensor<float, 3> d_beta_ = result({n_.B, n_.T, n_.HV});
 };
 
 }  // namespace

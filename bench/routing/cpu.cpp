@@ -67,12 +67,12 @@ class merlin_routing {
   const tensor<float, 3> gamma_ = make_.uniform({n_.B, n_.T, n_.H}, 0, 1);
   const tensor<float, 1> tau_ = make_.uniform({n_.H}, 1, 2);
   const tensor<float, 4> d_lam_ = make_.uniform({n_.B, n_.T, n_.H, L_}, -1, 1);
-  tensor<float, 4> lam_ = make_.result({n_.B, n_.T, n_.H, L_});
-  tensor<float, 4> d_k_ = make_.result({n_.B, n_.T, n_.H, n_.dr});
-  tensor<float, 4> d_q_ = make_.result({n_.B, n_.T, n_.H, n_.dr});
-  tensor<float, 3> d_gamma_ = make_.result({n_.B, n_.T, n_.H});
-  tensor<float, 1> d_tau_mu_ = make_.result({n_.H});
-  tensor<float, 1> d_tau_sigma_ = make_.result({n_.H});
+  tensor<float, 4> lam_ = result({n_.B, n_.T, n_.H, L_});
+  tensor<float, 4> d_k_ = result({n_.B, n_.T, n_.H, n_.dr});
+  tensor<float, 4> d_q_ = result({n_.B, n_.T, n_.H, n_.dr});
+  tensor<float, 3> d_gamma_ = result({n_.B, n_.T, n_.H});
+  tensor<float, 1> d_tau_mu_ = result({n_.H});
+  tensor<float, 1> d_tau_sigma_ = result({n_.H});
 };
 
 }  // namespace

@@ -56,9 +56,9 @@ class moments {
   const tensor<float, 4> k_ = make_.uniform({n_.B, n_.T, n_.HR, n_.dr}, -1, 1);
   const tensor<float, 4> d_mu_ = make_.uniform({n_.B, L_, n_.HR, n_.dr}, -1, 1);
   const tensor<float, 5> d_Sigma_ = make_.uniform({n_.B, L_, n_.HR, n_.dr, n_.dr}, -1, 1);
-  tensor<float, 4> mu_ = make_.result({n_.B, L_, n_.HR, n_.dr});
-  tensor<float, 5> Sigma_ = make_.result({n_.B, L_, n_.HR, n_.dr, n_.dr});
-  tensor<float, 4> d_k_ = make_.result({n_.B, n_.T, n_.HR, n_.dr});
+  tensor<float, 4> mu_ = result({n_.B, L_, n_.HR, n_.dr});
+  tensor<float, 5> Sigma_ = result({n_.B, L_, n_.HR, n_.dr, n_.dr});
+  tensor<float, 4> d_k_ = result({n_.B, n_.T, n_.HR, n_.dr});
 };
 
 }  // namespace

@@ -89,14 +89,14 @@ class scan {
   const tensor<float, 3> z_ = make_.uniform({n_.B, n_.T, n_.D}, -1, 1);
   const tensor<float, 3> d_y_ = make_.uniform({n_.B, n_.T, n_.D}, -1, 1);
   tensor<float, 3> state_ = make_.uniform({n_.B, n_.D, n_.N}, -1, 1);
-  tensor<float, 3> y_ = make_.result({n_.B, n_.T, n_.D});
-  tensor<float, 3> d_u_ = make_.result({n_.B, n_.T, n_.D});
-  tensor<float, 3> d_delta_ = make_.result({n_.B, n_.T, n_.D});
-  tensor<float, 2> d_A_ = make_.result({n_.D, n_.N});
-  tensor<float, 4> d_B_ = make_.result({n_.B, n_.T, n_.G, n_.N});
-  tensor<float, 4> d_C_ = make_.result({n_.B, n_.T, n_.G, n_.N});
-  tensor<float, 1> d_D_ = make_.result({n_.D});
-  tensor<float, 3> d_z_ = make_.result({n_.B, n_.T, n_.D});
+  tensor<float, 3> y_ = result({n_.B, n_.T, n_.D});
+  tensor<float, 3> d_u_ = result({n_.B, n_.T, n_.D});
+  tensor<float, 3> d_delta_ = result({n_.B, n_.T, n_.D});
+  tensor<float, 2> d_A_ = result({n_.D, n_.N});
+  tensor<float, 4> d_B_ = result({n_.B, n_.T, n_.G, n_.N});
+  tensor<float, 4> d_C_ = result({n_.B, n_.T, n_.G, n_.N});
+  tensor<float, 1> d_D_ = result({n_.D});
+  tensor<float, 3> d_z_ = result({n_.B, n_.T, n_.D});
 };
 
 }  // namespace

@@ -90,14 +90,14 @@ class mamba2 {
   const tensor<float, 4> z_ = make_.uniform({n_.B, n_.T, n_.H, n_.P}, -1, 1);
   const tensor<float, 4> d_y_ = make_.uniform({n_.B, n_.T, n_.H, n_.P}, -1, 1);
   tensor<float, 4> state_ = make_.uniform({n_.B, n_.H, n_.P, n_.N}, -1, 1);
-  tensor<float, 4> y_ = make_.result({n_.B, n_.T, n_.H, n_.P});
-  tensor<float, 4> d_x_ = make_.result({n_.B, n_.T, n_.H, n_.P});
-  tensor<float, 3> d_dt_ = make_.result({n_.B, n_.T, n_.H});
-  tensor<float, 1> d_A_ = make_.result({n_.H});
-  tensor<float, 4> d_B_ = make_.result({n_.B, n_.T, n_.G, n_.N});
-  tensor<float, 4> d_C_ = make_.result({n_.B, n_.T, n_.G, n_.N});
-  tensor<float, 2> d_D_ = make_.result({n_.H, n_.P});
-  tensor<float, 4> d_z_ = make_.result({n_.B, n_.T, n_.H, n_.P});
+  tensor<float, 4> y_ = result({n_.B, n_.T, n_.H, n_.P});
+  tensor<float, 4> d_x_ = result({n_.B, n_.T, n_.H, n_.P});
+  tensor<float, 3> d_dt_ = result({n_.B, n_.T, n_.H});
+  tensor<float, 1> d_A_ = result({n_.H});
+  tensor<float, 4> d_B_ = result({n_.B, n_.T, n_.G, n_.N});
+  tensor<float, 4> d_C_ = result({n_.B, n_.T, n_.G, n_.N});
+  tensor<float, 2> d_D_ = result({n_.H, n_.P});
+  tensor<float, 4> d_z_ = result({n_.B, n_.T, n_.H, n_.P});
 };
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include <benchmark/benchmark.h>
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -49,28 +48,20 @@ constexpr std::int64_t visible_segments(std::int64_t T, std::int64_t m) {
   return sum;
 }
 
+template <class T = float, int Rank>
+[[nodiscard]] tensor<T, Rank> result(const std::int64_t (&extents)[Rank]) {
+  return tensor<T, Rank>(std::to_array(extents));
+}
+
 /// Operands, the same at each run.
 class operand_maker {
  public:
   template <class T = float, int Rank>
   [[nodiscard]] tensor<T, Rank> uniform(const std::int64_t (&extents)[Rank], double low, double high) {
-    tensor<T, Rank> made(to_array(extents));
-    made.uniform(random_, low, high);
-    return made;
-  }
-  template <class T = float, int Rank>
-  [[nodiscard]] static tensor<T, Rank> result(const std::int64_t (&extents)[Rank]) {
-    return tensor<T, Rank>(to_array(extents));
+    return result<T>(extents).uniform(random_, low, high);
   }
 
  private:
-  template <int Rank>
-  static std::array<std::int64_t, Rank> to_array(const std::int64_t (&extents)[Rank]) {
-    std::array<std::int64_t, Rank> array{};
-    for (int i = 0; i < Rank; ++i) array[static_cast<std::size_t>(i)] = extents[i];
-    return array;
-  }
-
   std::mt19937 random_{1};
 };
 
