@@ -357,7 +357,8 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, State
         y[j] = sum;
       }
       const int first = sum_over_lanes<Lanes>(y, lane);
-      // The channel's threads, all of one warp, have read dt of these tokens before they exchanged sums.
+      // The channel's threads, all of one warp, have read dt of these tokens: y may take its place.
+      if constexpr (Lanes > 1) __syncwarp();
       if constexpr (Lanes == 1) {
         *reinterpret_cast<float4*>(&sm.dt[at]) = make_float4(y[0], y[1], y[2], y[3]);
       } else if constexpr (Lanes == 2) {
