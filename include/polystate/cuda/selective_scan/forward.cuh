@@ -410,12 +410,12 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, State
 template <class Data>
 POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, const forward_params<Data>& p) {
   status s;
-  const auto launch_split = [&]<std::size_t I>() {
-    constexpr int Lanes = splits[I].lanes;
-    constexpr int States = splits[I].states;
+  const auto launch_split = [&]<std::size_t Choice>() {
+    constexpr int Lanes = splits[Choice].lanes;
+    constexpr int States = splits[Choice].states;
     if (Lanes != p.schedule.lanes.lanes || States != p.schedule.lanes.states) return false;
     const grid g{.blocks = p.schedule.blocks,
-                 .threads = threads_of(splits[I]),
+                 .threads = threads_of(splits[Choice]),
                  .shared_bytes = sizeof(tile<Data, Lanes, States>)};
     const bool along_time = p.schedule.access == access::time_vectors || p.schedule.access == access::time_elements;
     s = launch(name, exec, g,
@@ -424,8 +424,8 @@ POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, co
                p);
     return true;
   };
-  [&]<std::size_t... I>(std::index_sequence<I...>) {
-    static_cast<void>((launch_split.template operator()<I>() || ...));
+  [&]<std::size_t... Choices>(std::index_sequence<Choices...>) {
+    static_cast<void>((launch_split.template operator()<Choices>() || ...));
   }
   (std::make_index_sequence<sizeof(splits) / sizeof(splits[0])>{});
   return s;
