@@ -185,11 +185,12 @@ template <class Data, class State>
                             args.write_indices);
 }
 
-/// Scratch that the CUDA path needs, in bytes: none.
+/// Scratch that the CUDA path needs on the current device, in bytes; its backend's header defines the first two.
 template <class Data, class State>
-[[nodiscard]] std::size_t workspace_bytes(const on_cuda&, const selective_scan_args<Data, State>&) {
-  return 0;
-}
+[[nodiscard]] std::size_t workspace_bytes(const on_cuda& exec, const selective_scan_args<Data, State>& args);
+template <class Data, class State>
+[[nodiscard]] std::size_t workspace_bytes(const on_cuda& exec, const selective_scan_args<Data, State>& args,
+                                          const selective_scan_grads<Data, State>& grads);
 template <class Data, class State>
 [[nodiscard]] std::size_t workspace_bytes(const on_cuda&, const selective_scan_step_args<Data, State>&) {
   return 0;
@@ -205,6 +206,9 @@ template <class Data, class State>
 [[nodiscard]] status try_selective_scan_step(const on_cuda& exec, const selective_scan_step_args<Data, State>& args);
 template <class Data, class State>
 [[nodiscard]] status try_selective_scan_backward(const on_reference& exec, const selective_scan_args<Data, State>& args,
+                                                 const selective_scan_grads<Data, State>& grads);
+template <class Data, class State>
+[[nodiscard]] status try_selective_scan_backward(const on_cuda& exec, const selective_scan_args<Data, State>& args,
                                                  const selective_scan_grads<Data, State>& grads);
 template <class Data, class State>
 [[nodiscard]] status try_selective_scan_step(const on_reference& exec,
