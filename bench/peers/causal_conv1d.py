@@ -120,29 +120,32 @@ class Peer:
 
 
 def cases(library, peers, quick):
-    ours, theirs = library and Ours(library), peers.get("causal-conv1d")
+    ours, theirs = library and Ours(library), peers["causal-conv1d"]
     for (B, T, D, W), *targets in QUICK_SHAPES if quick else SHAPES:
         for layout in ("channel_first", "channel_last"):
             last = layout == "channel_last"
             sets = functools.lru_cache(maxsize=None)(functools.partial(make, channel_last=last, B=B, T=T, D=D, W=W))
             expected = functools.lru_cache(maxsize=None)(lambda sets=sets: reference(sets(0)))
             for kind, target in zip(("forward", "forward_backward"), targets):
-                function = "causal_conv1d" if kind == "forward" else "causal_conv1d_backward"
-                tensors = 2 if kind == "forward" else 5  # forward: x, y; backward: x, d_y, d_x
+                function = {"forward": "causal_conv1d", "forward_backward": "causal_conv1d_backward"}[kind]
+                reason = why_not(library, function)
+                sequences = 2 if kind == "forward" else 5  # x, y; then x, d_y, d_x
                 parameters = 4 * D * (W + 1) * (1 if kind == "forward" else 3)
-                yield Case(kind, layout, {"B": B, "T": T, "D": D, "W": W}, {"data": "bf16", "parameters": "f32"}, expected,
-                           ours and library.has(function) and Contender("polystate", layout, sets, getattr(ours, kind)),
-                           theirs.works and Contender("causal-conv1d", layout, sets, getattr(Peer(theirs, last), kind)),
-                           2 * tensors * B * T * D + parameters, target_ms=target, no_ours=why_not(library, function),
-                           no_peer=theirs.why_not)
+                peer = getattr(Peer(theirs, last), kind)
+                yield Case(
+                    kind, layout, {"B": B, "T": T, "D": D, "W": W}, {"data": "bf16", "parameters": "f32"}, expected,
+                    None if reason else Contender("polystate", layout, sets, getattr(ours, kind)),
+                    Contender("causal-conv1d", layout, sets, peer) if theirs.works else None,
+                    2 * sequences * B * T * D + parameters, target_ms=target, no_ours=reason, no_peer=theirs.why_not)
     for B, D, W in QUICK_STEPS if quick else STEPS:
         for layout in ("channel_first", "channel_last"):
             last = layout == "channel_last"
             sets = functools.lru_cache(maxsize=None)(functools.partial(make_step, channel_last=last, B=B, D=D, W=W))
             expected = functools.lru_cache(maxsize=None)(lambda sets=sets: step_reference(sets(0)))
-            size = 2 * (2 * B * D + 2 * B * D * (W - 1)) + 4 * D * (W + 1)
-            yield Case("step", layout, {"B": B, "T": 1, "D": D, "W": W}, {"data": "bf16", "parameters": "f32"}, expected,
-                       ours and Contender("polystate", layout, sets, ours.step, ("state",)),
-                       theirs.works and Contender("causal-conv1d", layout, sets, Peer(theirs, last).step, ("state",)), size,
-                       target_of_bytes_floor=STEP_TARGET, no_ours=why_not(library, "causal_conv1d_step"),
-                       no_peer=theirs.why_not)
+            reason = why_not(library, "causal_conv1d_step")
+            yield Case(
+                "step", layout, {"B": B, "T": 1, "D": D, "W": W}, {"data": "bf16", "parameters": "f32"}, expected,
+                None if reason else Contender("polystate", layout, sets, ours.step, ("state",)),
+                Contender("causal-conv1d", layout, sets, Peer(theirs, last).step, ("state",)) if theirs.works else None,
+                2 * (2 * B * D + 2 * B * D * (W - 1)) + 4 * D * (W + 1), target_of_bytes_floor=STEP_TARGET,
+                no_ours=reason, no_peer=theirs.why_not)

@@ -122,7 +122,3 @@ class Contest:
         """Lets go of the contenders, and so of their operands."""
         self.results.clear()
 
-
-def worst_error(result):
-    errors = result.get("errors")
-    return max(errors.values()) if errors else None

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times, memory and ceilings of the GPU."""
 import dataclasses
-import os
 import re
 import statistics
 import subprocess
@@ -11,19 +10,19 @@ import torch
 DEVICE = torch.device("cuda")
 
 METHOD = {
-    "call": "each call is captured into a CUDA graph of its own; between replays the L2 cache is overwritten (memset of "
-            "at least 256 MiB, outside the timed span); time between two events around a replay",
-    "back_to_back": "for short calls also: one graph of many calls, each on operands of its own, together larger than "
-                    "256 MiB, replayed after the same memset; time of the graph / calls",
+    "call": "each call is captured into a CUDA graph of its own; between replays the L2 cache is overwritten (memset "
+            "of 512 MiB, outside the timed span); time between two events around a replay",
+    "back_to_back": "for steps and short calls also: one graph of many calls, each on operands of its own, together "
+                    "larger than 256 MiB, replayed after the same memset; time of the graph / calls",
     "repetitions": "at least 9 replays after a warm-up; median, least and greatest",
     "memory": "peak of torch's allocator during one call, less what was allocated before it: outputs, checkpoints, "
               "accumulators and workspace of either side",
     "fairness": "outputs, checkpoints and workspaces of both sides are allocated inside the captured call, which costs "
-                "nothing at a replay. What a side must do besides its kernels is timed: the peer zero-fills the gradients "
-                "that it adds to by atomics, and rounds float32 gradients of B and C to the operands' type. Autograd "
-                "and Python overhead of either side is not timed",
-    "errors": "relative L2 error of each output of the shape and layout that is timed, against the definition in float64 on "
-              "the same rounded operands (torch, on the GPU); outputs, checkpoints and workspace start as NaN",
+                "nothing at a replay. What a side must do besides its kernels is timed: the peer zero-fills the "
+                "gradients that it adds to by atomics, and rounds float32 gradients of B and C to the operands' type. "
+                "Autograd and Python overhead of either side is not timed",
+    "errors": "relative L2 error of each output at the shape and layout that is timed, against the definition in "
+              "float64 on the same rounded operands (torch, on the GPU); outputs, checkpoints, workspace start as NaN",
 }
 
 FLUSH_BYTES = 512 << 20
@@ -151,7 +150,8 @@ def _output_of(*command):
 def describe():
     """Device and versions, for the results."""
     properties = torch.cuda.get_device_properties(0)
-    smi = _output_of("nvidia-smi", "-i", "0", "--query-gpu=driver_version,clocks.max.sm", "--format=csv,noheader,nounits")
+    query = "--query-gpu=driver_version,clocks.max.sm"
+    smi = _output_of("nvidia-smi", "-i", "0", query, "--format=csv,noheader,nounits")
     driver, clock = smi.split(", ") if smi else (None, None)
     nvcc = _output_of("nvcc", "--version") or _output_of("/usr/local/cuda/bin/nvcc", "--version")
     release = re.search(r"V([\d.]+)", nvcc or "")
@@ -165,17 +165,18 @@ def describe():
             "nvcc": release.group(1) if release else None, "torch": torch.__version__, "triton": triton_version}
 
 
+def copy_rate(size):
+    """Bytes read and written per second."""
+    source = torch.ones(size, dtype=torch.uint8, device=DEVICE)
+    target = torch.empty_like(source)
+    return four_digits(2 * size / time_calls([lambda: target.copy_(source)]).median * 1e3)
+
+
 def ceilings(quick):
     """What the device reaches, measured now."""
-    result = {}
-    for name, size in (("copy_4GiB", 4 << 30), ("copy_256MiB", 256 << 20)):
-        size = size >> (6 if quick else 0)
-        a = torch.ones(size, dtype=torch.uint8, device=DEVICE)
-        b = torch.empty_like(a)
-        ms = time_calls([lambda: b.copy_(a)]).median
-        result[name + "_bytes_per_second"] = four_digits(2 * size / ms * 1e3)
-        del a, b
-    torch.cuda.empty_cache()
+    less = 6 if quick else 0
+    result = {"copy_4GiB_bytes_per_second": copy_rate((4 << 30) >> less),
+              "copy_256MiB_bytes_per_second": copy_rate((256 << 20) >> less)}
     one = torch.zeros(1, device=DEVICE)
     result["one_tiny_kernel_ms"] = four_digits(time_calls([lambda: one.add_(1)]).median)
     result["tiny_kernels_back_to_back_ms"] = four_digits(time_calls([lambda: one.add_(1)] * 100).median)
@@ -192,4 +193,3 @@ def exponentials_per_second(device):
 def require_device():
     if not torch.cuda.is_available():
         raise SystemExit("run.py: torch sees no CUDA device")
-    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")

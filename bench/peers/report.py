@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results as text."""
-from contest import worst_error
+COLUMNS = ("row", "ours ms", "min..max", "peer ms", "peer/ours", "floor ms", "x floor", "target ms", "met", "error",
+           "peer error", "MB", "peer MB")
 
-COLUMNS = ("row", "ours ms", "min..max", "peer ms", "peer/ours", "floor ms", "x floor", "target ms", "met", "error", "peer err",
-           "MB", "peer MB")
+
+def worst_error(result):
+    """Of a side's outputs; None if it was not measured."""
+    errors = result.get("errors")
+    return max(errors.values()) if errors else None
 
 
 def _number(x, form=".4g"):
@@ -14,7 +18,7 @@ def cells(row):
     ours, peer = row["ours"], row["peer"]
     time, theirs = ours.get(row["basis"]) or {}, peer.get(row["basis"]) or {}
     median = time.get("median_ms")
-    spread = f"{time['min_ms']:.4g}..{time['max_ms']:.4g}" if time else ours.get("failed", ours.get("missing", "-"))[:40]
+    spread = f"{time['min_ms']:.4g}..{time['max_ms']:.4g}" if time else "-"
     megabytes = [None if r.get("peak_extra_bytes") is None else r["peak_extra_bytes"] / 1e6 for r in (ours, peer)]
     return (row["name"], _number(median), spread, _number(theirs.get("median_ms")), _number(row["ratio"], ".2f"),
             _number(row["floor_ms"]), _number(median and median / row["floor_ms"], ".2f"), _number(row["target_ms"]),
@@ -23,7 +27,9 @@ def cells(row):
 
 
 def line(row):
-    return "  ".join(f"{name} {cell}" if i else cell for i, (name, cell) in enumerate(zip(COLUMNS, cells(row))))
+    name, *values = cells(row)
+    why = [f"{side}: {row[side][k]}" for side in ("ours", "peer") for k in ("failed", "missing") if k in row[side]]
+    return "  ".join([name, *(f"{c} {v}" for c, v in zip(COLUMNS[1:], values) if v != "-"), *why])
 
 
 def table(rows):

@@ -42,10 +42,8 @@ def main():
     measure.require_device()
     ours = library(args.library)
     peers = peer_libraries.find(args.peers)
-    for peer in peers.values():
-        for reason in {peer.why_not if not peer.works else "", peer.why_no_steps if peer.name == "mamba-ssm" and not peer.steps else ""}:
-            if reason:
-                print(reason, file=sys.stderr)
+    for reason in {r for peer in peers.values() for r in (peer.why_not, peer.why_no_steps) if r}:
+        print(reason, file=sys.stderr)
     device = measure.describe()
     ceilings = measure.ceilings(args.quick)
     print(json.dumps({**device, **ceilings}), flush=True)
@@ -64,14 +62,15 @@ def main():
             rows.append(contestants.row(case))
             print(report.line(rows[-1]), flush=True)
             result = rows[-1]["ours"]
-            failed |= "failed" in result or (contest.worst_error(result) or 0) > WRONG
+            failed |= "failed" in result or (report.worst_error(result) or 0) > WRONG
+        measured = {row["peer"].get("name") for row in rows}
         if args.out:
             args.out.mkdir(parents=True, exist_ok=True)
             file = args.out / f"{operator}.json"
             file.write_text(json.dumps({
                 "operator": operator, "backend": "cuda", "date": datetime.date.today().isoformat(), **device,
                 "polystate": ours.build if ours else None,
-                "peers": {p.name: p.version for p in peers.values() if p.works}, "quick": args.quick,
+                "peers": {p.name: p.version for p in peers.values() if p.name in measured}, "quick": args.quick,
                 "method": measure.METHOD, "ceilings": ceilings, "rows": rows}, indent=1) + "\n")
             print(f"wrote {file}")
         print(report.table(rows), flush=True)

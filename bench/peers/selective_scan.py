@@ -63,7 +63,7 @@ def reference(operands):
 
         leaves = {n: of_sequence(n).requires_grad_() for n in ("u", "delta", "z")}
         leaves.update({n: operands[n][some].double().requires_grad_() for n in ("A", "D", "delta_bias")})
-        leaves.update({n: operands[n][:, :, 0].double().transpose(0, 1).contiguous().requires_grad_() for n in ("B", "C")})
+        leaves.update({n: operands[n][:, :, 0].double().transpose(0, 1).contiguous().requires_grad_() for n in "BC"})
         v = leaves
         dt = v["delta"] + v["delta_bias"]
         dt = torch.logaddexp(dt, torch.zeros_like(dt))
@@ -186,37 +186,36 @@ def work(kind, B, T, D, N):
 
 
 def cases(library, peers, quick):
-    ours, mamba = library and Ours(library), peers.get("mamba-ssm")
+    ours, mamba = library and Ours(library), peers["mamba-ssm"]
     for (B, T, D, N), *targets in QUICK_SHAPES if quick else SHAPES:
         sets = functools.lru_cache(maxsize=None)(functools.partial(make, B=B, T=T, D=D, N=N))
-
-        def first(i, sets=sets):
-            return logical(sets(i))
-
         last = functools.lru_cache(maxsize=None)(lambda i, sets=sets: channel_last(sets(i)))
-        expected = functools.lru_cache(maxsize=None)(lambda first=first: reference(first(0)))
+        orders = {"channel_first": lambda i, sets=sets: logical(sets(i)), "channel_last": last}
+        expected = functools.lru_cache(maxsize=None)(lambda sets=sets: reference(logical(sets(0))))
         for kind, target in zip(("forward", "forward_backward"), targets):
-            function = "selective_scan" if kind == "forward" else "selective_scan_backward"
-            peer = mamba.works and Contender("mamba-ssm", "channel_first", sets, getattr(Mamba(mamba), kind),
-                                             note="selective_scan_cuda; it takes (B, D, T) only, so both rows of a shape "
-                                             "hold its time in that layout")
-            for layout, operands in (("channel_first", first), ("channel_last", last)):
-                size, exponentials = work(kind, B, T, D, N)
-                yield Case(kind, layout, {"B": B, "T": T, "D": D, "N": N}, {"data": "bf16", "parameters": "f32"}, expected,
-                           ours and library.has(function) and Contender("polystate", layout, operands, getattr(ours, kind)),
-                           peer or None, size, exponentials, target_ms=target, no_ours=why_not(library, function),
-                           no_peer=mamba.why_not)
+            function = {"forward": "selective_scan", "forward_backward": "selective_scan_backward"}[kind]
+            size, exponentials = work(kind, B, T, D, N)
+            peer = Contender("mamba-ssm", "channel_first", sets, getattr(Mamba(mamba), kind),
+                             note="selective_scan_cuda; it takes (B, D, T) only, so both rows of a shape hold its time "
+                                  "in that layout") if mamba.works else None
+            for layout, operands in orders.items():
+                reason = why_not(library, function)
+                yield Case(
+                    kind, layout, {"B": B, "T": T, "D": D, "N": N}, {"data": "bf16", "parameters": "f32"}, expected,
+                    None if reason else Contender("polystate", layout, operands, getattr(ours, kind)), peer, size,
+                    exponentials, target_ms=target, no_ours=reason, no_peer=mamba.why_not)
     for B, D, N, state in QUICK_STEPS if quick else STEPS:
         sets = functools.lru_cache(maxsize=None)(functools.partial(make_step, B=B, D=D, N=N, state=state))
         expected = functools.lru_cache(maxsize=None)(lambda sets=sets: step_reference(sets(0)))
         size = 2 * B * D * N * state.itemsize + 4 * 2 * B * D + 2 * 2 * B * N + 4 * (D * N + 2 * D)
-        peer = mamba.steps and Contender("mamba-ssm", "channel_last", sets, Mamba(mamba).step, ("state",),
-                                         note="selective_state_update, its Triton kernel")
-        yield Case("step", "channel_last", {"B": B, "T": 1, "D": D, "N": N},
-                   {"data": "bf16", "parameters": "f32", "state": "f32" if state == torch.float32 else "bf16"}, expected,
-                   ours and Contender("polystate", "channel_last", sets, ours.step, ("state",)), peer or None, size,
-                   target_of_bytes_floor=STEP_TARGET, no_ours=why_not(library, "selective_scan_step"),
-                   no_peer=mamba.why_no_steps)
+        reason = why_not(library, "selective_scan_step")
+        yield Case(
+            "step", "channel_last", {"B": B, "T": 1, "D": D, "N": N},
+            {"data": "bf16", "parameters": "f32", "state": "f32" if state == torch.float32 else "bf16"}, expected,
+            None if reason else Contender("polystate", "channel_last", sets, ours.step, ("state",)),
+            Contender("mamba-ssm", "channel_last", sets, Mamba(mamba).step, ("state",),
+                      note="selective_state_update, its Triton kernel") if mamba.steps else None,
+            size, target_of_bytes_floor=STEP_TARGET, no_ours=reason, no_peer=mamba.why_no_steps)
 
 
 def why_not(library, function):
