@@ -16,14 +16,18 @@
 #include <polystate/core/tensor_view.hpp>
 #include <polystate/recurrence.hpp>
 
+#include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace polystate::inline POLYSTATE_ABI {
 
-/// What the operator supports, the same on every backend.
+/// What the operator supports: dk and dv on the reference, cuda_dk and cuda_dv on CUDA.
 struct gated_delta_rule_limits {
   static constexpr size_range dk{1};
   static constexpr size_range dv{1};
+  static constexpr size_range cuda_dk{1, 512};
+  static constexpr size_range cuda_dv{1, 512};
   static constexpr size_range step_tokens{0, 8};  ///< T of one step
 };
 
@@ -234,11 +238,34 @@ template <class Data, class Rule, class State>
                             args.write_indices);
 }
 
-/// What gated_delta_rule() does, with a status for an exception. Defined in
-/// polystate/reference/gated_delta_rule.hpp: include it, or the linker will miss it.
+/// Scratch that the CUDA path needs on the current device, in bytes; its backend's header defines the second.
+template <class Data, class Rule, class State>
+[[nodiscard]] std::size_t workspace_bytes(const on_cuda&, const gated_delta_rule_args<Data, Rule, State>&) {
+  return 0;
+}
+template <class Data, class Rule, class State>
+[[nodiscard]] std::size_t workspace_bytes(const on_cuda& exec, const gated_delta_rule_args<Data, Rule, State>& args,
+                                          const gated_delta_rule_grads<Data, Rule, State>& grads);
+template <class Data, class Rule, class State>
+[[nodiscard]] std::size_t workspace_bytes(const on_cuda&, const gated_delta_rule_step_args<Data, Rule, State>&) {
+  return 0;
+}
+
+/// What gated_delta_rule() does, with a status for an exception. Each overload is defined in
+/// polystate/reference/gated_delta_rule.hpp or polystate/cuda/gated_delta_rule.cuh: include it, or the linker will miss
+/// it.
 template <class Dims = dims<>, class Data, class Rule, class State>
 [[nodiscard]] status try_gated_delta_rule(const on_reference& exec,
                                           const gated_delta_rule_args<Data, Rule, State>& args);
+template <class Dims = dims<>, class Data, class Rule, class State>
+[[nodiscard]] status try_gated_delta_rule(const on_cuda& exec, const gated_delta_rule_args<Data, Rule, State>& args);
+template <class Dims = dims<>, class Data, class Rule, class State>
+[[nodiscard]] status try_gated_delta_rule_backward(const on_cuda& exec,
+                                                   const gated_delta_rule_args<Data, Rule, State>& args,
+                                                   const gated_delta_rule_grads<Data, Rule, State>& grads);
+template <class Dims = dims<>, class Data, class Rule, class State>
+[[nodiscard]] status try_gated_delta_rule_step(const on_cuda& exec,
+                                               const gated_delta_rule_step_args<Data, Rule, State>& args);
 template <class Dims = dims<>, class Data, class Rule, class State>
 [[nodiscard]] status try_gated_delta_rule_backward(const on_reference& exec,
                                                    const gated_delta_rule_args<Data, Rule, State>& args,
@@ -251,9 +278,10 @@ template <class Dims = dims<>, class Data, class Rule, class State>
 /// gated_delta_rule<dims<128, 128>>(exec, args) compiles that shape (dk, dv) alone and refuses others.
 ///
 /// reference: serial, the definition above as written, in compute_t<Data>; any scalar type.
+/// cuda:      asynchronous on exec.stream, float sums; float, half and bfloat16 data and states, dk and dv up to 512.
 ///
-/// Throws argument_error when check() fails, before any write. Deterministic. Thread-safe. A NaN stays in its
-/// sequence and in the heads that read it.
+/// Throws argument_error when check() fails, before any write; cuda_error when a launch fails. Deterministic.
+/// Thread-safe. A NaN stays in its sequence and in the heads that read it.
 template <class Dims = dims<>, class Exec, class Data, class Rule, class State>
 void gated_delta_rule(const Exec& exec, const gated_delta_rule_args<Data, Rule, State>& args) {
   raise_on_error(try_gated_delta_rule<Dims>(exec, args));
@@ -264,6 +292,8 @@ void gated_delta_rule(const Exec& exec, const gated_delta_rule_args<Data, Rule, 
 ///
 /// reference: as docs/gated_delta_rule.md derives it, in compute_t<Data>; states are recomputed from
 /// checkpoints, about 2 sqrt(T) states of one head at a time, beside the gradients themselves.
+/// cuda:      asynchronous on exec.stream, float sums, no atomics; states are recomputed in exec.workspace, or in
+/// memory allocated in the order of the stream: workspace_bytes(exec, args, grads).
 ///
 /// Throws and guarantees as gated_delta_rule().
 template <class Dims = dims<>, class Exec, class Data, class Rule, class State>

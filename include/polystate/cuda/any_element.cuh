@@ -7,6 +7,7 @@
 
 #include <polystate/core/element.hpp>
 #include <polystate/core/tensor_view.hpp>
+#include <polystate/cuda/vector.cuh>
 
 #include <cuda_runtime.h>
 
@@ -21,6 +22,69 @@ template <class T>
 inline constexpr element_type element_type_of = std::is_same_v<T, float>  ? element_type::f32
                                                 : std::is_same_v<T, half> ? element_type::f16
                                                                           : element_type::bf16;
+
+[[nodiscard]] POLYSTATE_HOST_DEVICE constexpr int bytes_of(element_type type) {
+  return type == element_type::f32 ? 4 : 2;
+}
+
+/// Calls f with a zero of the type: for loops, which should ask for the type once.
+template <class F>
+__device__ void with_element(element_type type, F&& f) {
+  if (type == element_type::f32) {
+    f(0.0f);
+  } else if (type == element_type::f16) {
+    f(half{});
+  } else {
+    f(bfloat16{});
+  }
+}
+
+/// Element i of an array.
+[[nodiscard]] __device__ inline float load_element(const void* array, element_type type, std::int64_t i = 0) {
+  switch (type) {
+    case element_type::f32:
+      return static_cast<const float*>(array)[i];
+    case element_type::f16:
+      return static_cast<float>(static_cast<const half*>(array)[i]);
+    default:
+      return static_cast<float>(static_cast<const bfloat16*>(array)[i]);
+  }
+}
+__device__ inline void store_element(void* array, element_type type, float x, std::int64_t i = 0) {
+  switch (type) {
+    case element_type::f32:
+      static_cast<float*>(array)[i] = x;
+      break;
+    case element_type::f16:
+      static_cast<half*>(array)[i] = half(x);
+      break;
+    default:
+      static_cast<bfloat16*>(array)[i] = bfloat16(x);
+  }
+}
+
+/// Four neighbours at an address that is a multiple of their size.
+[[nodiscard]] __device__ inline float4 load_four(const void* at, element_type type) {
+  if (type == element_type::f32) return *static_cast<const float4*>(at);
+  const uint2 bits = *static_cast<const uint2*>(at);
+  float x[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const auto one = static_cast<std::uint16_t>((i < 2 ? bits.x : bits.y) >> (16 * (i % 2)));
+    x[i] = type == element_type::f16 ? static_cast<float>(half::from_bits(one))
+                                     : static_cast<float>(bfloat16::from_bits(one));
+  }
+  return make_float4(x[0], x[1], x[2], x[3]);
+}
+__device__ inline void store_four(void* at, element_type type, float4 x) {
+  if (type == element_type::f32) {
+    *static_cast<float4*>(at) = x;
+  } else if (type == element_type::f16) {
+    *static_cast<uint2*>(at) = make_uint2(round_pair<half>(x.x, x.y), round_pair<half>(x.z, x.w));
+  } else {
+    *static_cast<uint2*>(at) = make_uint2(round_pair<bfloat16>(x.x, x.y), round_pair<bfloat16>(x.z, x.w));
+  }
+}
 
 /// A view of float, half or bfloat16, read and written as float.
 template <int Rank>
@@ -39,33 +103,24 @@ class any_element_view {
     view_ = {reinterpret_cast<char*>(const_cast<std::remove_const_t<T>*>(v.data())), extents, strides};
   }
 
-  [[nodiscard]] __device__ bool given() const { return view_.data() != nullptr; }
+  [[nodiscard]] POLYSTATE_HOST_DEVICE bool given() const { return view_.data() != nullptr; }
 
   template <class... Index>
   [[nodiscard]] __device__ float load(Index... index) const {
-    const std::int64_t i = offset(index...);
-    switch (type_) {
-      case element_type::f32:
-        return reinterpret_cast<const float*>(view_.data())[i];
-      case element_type::f16:
-        return static_cast<float>(reinterpret_cast<const half*>(view_.data())[i]);
-      default:
-        return static_cast<float>(reinterpret_cast<const bfloat16*>(view_.data())[i]);
-    }
+    return load_element(view_.data(), type_, offset(index...));
   }
   template <class... Index>
   __device__ void store(float x, Index... index) const {
-    const std::int64_t i = offset(index...);
-    switch (type_) {
-      case element_type::f32:
-        reinterpret_cast<float*>(view_.data())[i] = x;
-        break;
-      case element_type::f16:
-        reinterpret_cast<half*>(view_.data())[i] = half(x);
-        break;
-      default:
-        reinterpret_cast<bfloat16*>(view_.data())[i] = bfloat16(x);
-    }
+    store_element(view_.data(), type_, x, offset(index...));
+  }
+
+  [[nodiscard]] POLYSTATE_HOST_DEVICE element_type type() const { return type_; }
+  [[nodiscard]] POLYSTATE_HOST_DEVICE std::int64_t extent(int i) const { return view_.extent(i); }
+  /// In elements.
+  [[nodiscard]] __device__ std::int64_t stride(int i) const { return view_.stride(i); }
+  template <class... Index>
+  [[nodiscard]] __device__ char* address(Index... index) const {
+    return view_.data() + offset(index...) * bytes_of(type_);
   }
 
  private:

@@ -23,6 +23,9 @@ struct grid {
   std::int64_t blocks = 0;
   int threads = 0;
   std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block
+  /// The most that any launch of this kernel asks for, where they differ: the limit is the kernel's, and a launch that
+  /// lowered it would make another thread's fail.
+  std::size_t most_shared_bytes = 0;
 };
 
 /// Launches kernel(params) on exec.stream. A grid of 0 blocks is an empty problem: nothing is launched.
@@ -37,8 +40,9 @@ POLYSTATE_HIDDEN status launch(const char* op, const on_cuda& exec, const grid& 
     return {error_code::unsupported, op, "grid",
             std::to_string(g.blocks) + " blocks, supported: up to " + std::to_string(most_blocks)};
   }
-  if (g.shared_bytes > shared_bytes_without_asking) {
-    const auto bytes = static_cast<int>(g.shared_bytes);
+  const std::size_t shared_limit = g.most_shared_bytes > g.shared_bytes ? g.most_shared_bytes : g.shared_bytes;
+  if (shared_limit > shared_bytes_without_asking) {
+    const auto bytes = static_cast<int>(shared_limit);
     status s =
         runtime_status(op, "launch", cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     if (!s.ok()) return s;

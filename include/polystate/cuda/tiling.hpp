@@ -11,7 +11,9 @@
 namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
 
 /// Tiles that cover `size`, the last one perhaps in part.
-constexpr std::int64_t tiles_of(std::int64_t size, std::int64_t tile) { return (size + tile - 1) / tile; }
+POLYSTATE_HOST_DEVICE constexpr std::int64_t tiles_of(std::int64_t size, std::int64_t tile) {
+  return (size + tile - 1) / tile;
+}
 
 /// The smallest power of two at least `n`, but not above `most`, a power of two itself.
 constexpr int power_of_two(std::int64_t n, int most) {

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// The delta family on CUDA: docs/gated_delta_rule.md says which kernel runs when.
+
+#include <polystate/cuda/device.cuh>
+#include <polystate/cuda/gated_delta_rule/operands.cuh>
+#include <polystate/cuda/recurrence/forward.cuh>
+#include <polystate/cuda/recurrence/policy.hpp>
+#include <polystate/cuda/recurrence/step.cuh>
+#include <polystate/cuda/workspace.cuh>
+#include <polystate/gated_delta_rule.hpp>
+
+#include <cstdint>
+
+namespace polystate::inline POLYSTATE_ABI {
+
+namespace detail::inline POLYSTATE_BUILD::cuda::recurrence {
+
+/// What CUDA asks beside the contract; `s` is the contract's answer.
+template <class Args>
+status check_delta_operands(const char* name, const on_cuda& exec, const Args& args, status s,
+                            std::size_t scratch_bytes) {
+  if (s.ok()) s = check_stream(name, exec);
+  if (s.ok()) s = check_workspace(name, exec, scratch_bytes);
+  if (!s.ok()) return s;
+  argument_checks c(name);
+  c.bind("dk", args.q.extent(3), "q").range("dk", gated_delta_rule_limits::cuda_dk);
+  c.bind("dv", args.v.extent(3), "v").range("dv", gated_delta_rule_limits::cuda_dv);
+  return c.result();
+}
+
+}  // namespace detail::inline POLYSTATE_BUILD::cuda::recurrence
+
+/// What on_cuda asks of the operands: check(), dk and dv up to 512, a stream of the current device, and a workspace, if
+/// given, that is aligned and large enough. Reads no elements.
+template <class Dims = dims<>, class Data, class Rule, class State>
+[[nodiscard]] status check(const on_cuda& exec, const gated_delta_rule_args<Data, Rule, State>& args) {
+  return detail::cuda::recurrence::check_delta_operands("gated_delta_rule", exec, args, check<Dims>(args),
+                                                        workspace_bytes(exec, args));
+}
+template <class Dims = dims<>, class Data, class Rule, class State>
+[[nodiscard]] status check(const on_cuda& exec, const gated_delta_rule_step_args<Data, Rule, State>& args) {
+  return detail::cuda::recurrence::check_delta_operands("gated_delta_rule_step", exec, args, check<Dims>(args),
+                                                        workspace_bytes(exec, args));
+}
+
+/// check(), and the contents of the index operands. Copies them to the host and waits for exec.stream, so it cannot run
+/// under graph capture.
+template <class Dims = dims<>, class Data, class Rule, class State>
+[[nodiscard]] status validate(const on_cuda& exec, const gated_delta_rule_args<Data, Rule, State>& args) {
+  status s = check<Dims>(exec, args);
+  detail::cuda::host_indices cu_seqlens;
+  if (s.ok()) s = cu_seqlens.read("gated_delta_rule", exec, "cu_seqlens", args.cu_seqlens);
+  if (!s.ok()) return s;
+  gated_delta_rule_args<Data, Rule, State> here = args;
+  here.cu_seqlens = cu_seqlens.view();
+  return check_contents(here);
+}
+template <class Dims = dims<>, class Data, class Rule, class State>
+[[nodiscard]] status validate(const on_cuda& exec, const gated_delta_rule_step_args<Data, Rule, State>& args) {
+  constexpr const char* name = "gated_delta_rule_step";
+  status s = check<Dims>(exec, args);
+  detail::cuda::host_indices read;
+  detail::cuda::host_indices write;
+  if (s.ok()) s = read.read(name, exec, "read_indices", args.read_indices);
+  if (s.ok()) s = write.read(name, exec, "write_indices", args.write_indices);
+  if (!s.ok()) return s;
+  gated_delta_rule_step_args<Data, Rule, State> here = args;
+  here.read_indices = read.view();
+  here.write_indices = write.view();
+  return check_contents(here);
+}
+
+template <class Dims, class Data, class Rule, class State>
+status try_gated_delta_rule(const on_cuda& exec, const gated_delta_rule_args<Data, Rule, State>& args) {
+  namespace rec = detail::cuda::recurrence;
+  static_assert(detail::cuda::is_element<Data>, "gated_delta_rule on_cuda takes float, half and bfloat16 data");
+  static_assert(detail::cuda::is_element<State>, "gated_delta_rule on_cuda takes float, half and bfloat16 states");
+  constexpr const char* name = "gated_delta_rule";
+  if (status s = check<Dims>(exec, args); !s.ok()) return s;
+  const auto in = operands_of(args);
+  const rec::forward_params<rec::form_of_rule<Rule>> params = {
+      .in = rec::make_shared_operands(in, args.o),
+      .form = rec::make_form(in),
+      .items = sequences(args.q.extent(0), args.q.extent(1), args.cu_seqlens),
+      .initial_state = detail::cuda::any_element_view<4>(args.initial_state),
+      .final_state = detail::cuda::any_element_view<4>(args.final_state)};
+  return rec::launch_forward<typename rec::key_dims_of<Dims>::list>(name, exec, params);
+}
+
+template <class Dims, class Data, class Rule, class State>
+status try_gated_delta_rule_step(const on_cuda& exec, const gated_delta_rule_step_args<Data, Rule, State>& args) {
+  namespace rec = detail::cuda::recurrence;
+  static_assert(detail::cuda::is_element<Data>, "gated_delta_rule_step on_cuda takes float, half and bfloat16 data");
+  static_assert(detail::cuda::is_element<State>, "gated_delta_rule_step on_cuda takes float, half and bfloat16 states");
+  constexpr const char* name = "gated_delta_rule_step";
+  if (status s = check<Dims>(exec, args); !s.ok()) return s;
+  const auto in = operands_of(args);
+  return rec::launch_step<typename rec::key_dims_of<Dims>::list>(
+      name, exec,
+      rec::make_step_params(rec::make_shared_operands(in, args.o), rec::make_form(in),
+                            state_pool(args.state.extent(0), args.read_indices, args.write_indices), args.state,
+                            args.intermediate_states));
+}
+
+}  // namespace polystate::inline POLYSTATE_ABI
