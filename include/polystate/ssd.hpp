@@ -15,16 +15,19 @@
 #include <polystate/core/tensor_view.hpp>
 #include <polystate/recurrence.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <string>
 
 namespace polystate::inline POLYSTATE_ABI {
 
-/// What the operator supports, the same on every backend.
+/// What the operator supports: P and N on the reference, cuda_P and cuda_N on CUDA.
 struct ssd_limits {
   static constexpr size_range P{1};
   static constexpr size_range N{1};
+  static constexpr size_range cuda_P{1, 512};
+  static constexpr size_range cuda_N{1, 512};
   static constexpr size_range step_tokens{0, 8};  ///< T of one step
 };
 
@@ -243,8 +246,28 @@ template <class Data, class State>
   return check_pool_indices("ssd_step", args.x.extent(0), args.state.extent(0), args.read_indices, args.write_indices);
 }
 
-/// What ssd() does, with a status for an exception. Defined in polystate/reference/ssd.hpp: include it, or
-/// the linker will miss it.
+/// Scratch that the CUDA path needs on the current device, in bytes; its backend's header defines the second.
+template <class Data, class State>
+[[nodiscard]] std::size_t workspace_bytes(const on_cuda&, const ssd_args<Data, State>&) {
+  return 0;
+}
+template <class Data, class State>
+[[nodiscard]] std::size_t workspace_bytes(const on_cuda& exec, const ssd_args<Data, State>& args,
+                                          const ssd_grads<Data, State>& grads);
+template <class Data, class State>
+[[nodiscard]] std::size_t workspace_bytes(const on_cuda&, const ssd_step_args<Data, State>&) {
+  return 0;
+}
+
+/// What ssd() does, with a status for an exception. Each overload is defined in polystate/reference/ssd.hpp or
+/// polystate/cuda/ssd.cuh: include it, or the linker will miss it.
+template <class Data, class State>
+[[nodiscard]] status try_ssd(const on_cuda& exec, const ssd_args<Data, State>& args);
+template <class Data, class State>
+[[nodiscard]] status try_ssd_backward(const on_cuda& exec, const ssd_args<Data, State>& args,
+                                      const ssd_grads<Data, State>& grads);
+template <class Data, class State>
+[[nodiscard]] status try_ssd_step(const on_cuda& exec, const ssd_step_args<Data, State>& args);
 template <class Data, class State>
 [[nodiscard]] status try_ssd(const on_reference& exec, const ssd_args<Data, State>& args);
 template <class Data, class State>
@@ -256,9 +279,10 @@ template <class Data, class State>
 /// Computes y and, if given, final_state. T = 0 copies initial_state, or zero, to final_state.
 ///
 /// reference: serial, the definition above as written, in compute_t<Data>; any scalar type.
+/// cuda:      asynchronous on exec.stream, float sums; float, half and bfloat16 data and states, P and N up to 512.
 ///
-/// Throws argument_error when check() fails, before any write. Deterministic. Thread-safe. A NaN stays in its
-/// sequence and in the heads that read it.
+/// Throws argument_error when check() fails, before any write; cuda_error when a launch fails. Deterministic.
+/// Thread-safe. A NaN stays in its sequence and in the heads that read it.
 template <class Exec, class Data, class State>
 void ssd(const Exec& exec, const ssd_args<Data, State>& args) {
   raise_on_error(try_ssd(exec, args));
@@ -269,6 +293,8 @@ void ssd(const Exec& exec, const ssd_args<Data, State>& args) {
 ///
 /// reference: as docs/ssd.md derives it, in compute_t<Data>; states are recomputed from checkpoints, about 2
 /// sqrt(T) states of one head at a time, beside the gradients themselves.
+/// cuda:      asynchronous on exec.stream, float sums, no atomics; states are recomputed in exec.workspace, or in
+/// memory allocated in the order of the stream: workspace_bytes(exec, args, grads).
 ///
 /// Throws and guarantees as ssd().
 template <class Exec, class Data, class State>

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// ssd on CUDA: docs/ssd.md says which kernel runs when.
+
+#include <polystate/cuda/device.cuh>
+#include <polystate/cuda/recurrence/forward.cuh>
+#include <polystate/cuda/recurrence/policy.hpp>
+#include <polystate/cuda/recurrence/step.cuh>
+#include <polystate/cuda/ssd/operands.cuh>
+#include <polystate/cuda/workspace.cuh>
+#include <polystate/ssd.hpp>
+
+#include <cstdint>
+
+namespace polystate::inline POLYSTATE_ABI {
+
+namespace detail::inline POLYSTATE_BUILD::cuda::recurrence {
+
+/// What CUDA asks beside the contract; `s` is the contract's answer.
+template <class Args>
+status check_ssd_operands(const char* name, const on_cuda& exec, const Args& args, status s,
+                          std::size_t scratch_bytes) {
+  if (s.ok()) s = check_stream(name, exec);
+  if (s.ok()) s = check_workspace(name, exec, scratch_bytes);
+  if (!s.ok()) return s;
+  argument_checks c(name);
+  c.bind("P", args.x.extent(3), "x").range("P", ssd_limits::cuda_P);
+  c.bind("N", args.B.extent(3), "B").range("N", ssd_limits::cuda_N);
+  return c.result();
+}
+
+}  // namespace detail::inline POLYSTATE_BUILD::cuda::recurrence
+
+/// What on_cuda asks of the operands: check(), P and N up to 512, a stream of the current device, and a workspace, if
+/// given, that is aligned and large enough. Reads no elements.
+template <class Data, class State>
+[[nodiscard]] status check(const on_cuda& exec, const ssd_args<Data, State>& args) {
+  return detail::cuda::recurrence::check_ssd_operands("ssd", exec, args, check(args), workspace_bytes(exec, args));
+}
+template <class Data, class State>
+[[nodiscard]] status check(const on_cuda& exec, const ssd_step_args<Data, State>& args) {
+  return detail::cuda::recurrence::check_ssd_operands("ssd_step", exec, args, check(args), workspace_bytes(exec, args));
+}
+
+/// check(), and the contents of the index operands. Copies them to the host and waits for exec.stream, so it cannot run
+/// under graph capture.
+template <class Data, class State>
+[[nodiscard]] status validate(const on_cuda& exec, const ssd_args<Data, State>& args) {
+  status s = check(exec, args);
+  detail::cuda::host_indices cu_seqlens;
+  if (s.ok()) s = cu_seqlens.read("ssd", exec, "cu_seqlens", args.cu_seqlens);
+  if (!s.ok()) return s;
+  ssd_args<Data, State> here = args;
+  here.cu_seqlens = cu_seqlens.view();
+  return check_contents(here);
+}
+template <class Data, class State>
+[[nodiscard]] status validate(const on_cuda& exec, const ssd_step_args<Data, State>& args) {
+  constexpr const char* name = "ssd_step";
+  status s = check(exec, args);
+  detail::cuda::host_indices read;
+  detail::cuda::host_indices write;
+  if (s.ok()) s = read.read(name, exec, "read_indices", args.read_indices);
+  if (s.ok()) s = write.read(name, exec, "write_indices", args.write_indices);
+  if (!s.ok()) return s;
+  ssd_step_args<Data, State> here = args;
+  here.read_indices = read.view();
+  here.write_indices = write.view();
+  return check_contents(here);
+}
+
+template <class Data, class State>
+status try_ssd(const on_cuda& exec, const ssd_args<Data, State>& args) {
+  namespace rec = detail::cuda::recurrence;
+  static_assert(detail::cuda::is_element<Data>, "ssd on_cuda takes float, half and bfloat16 data");
+  static_assert(detail::cuda::is_element<State>, "ssd on_cuda takes float, half and bfloat16 states");
+  if (status s = check(exec, args); !s.ok()) return s;
+  const auto in = operands_of(args);
+  const rec::forward_params<rec::ssd_form> params = {
+      .in = rec::make_shared_operands(in, args.y),
+      .form = rec::make_form(in),
+      .items = sequences(args.x.extent(0), args.x.extent(1), args.cu_seqlens),
+      .initial_state = detail::cuda::any_element_view<4>(args.initial_state),
+      .final_state = detail::cuda::any_element_view<4>(args.final_state)};
+  return rec::launch_forward<rec::key_dims>("ssd", exec, params);
+}
+
+template <class Data, class State>
+status try_ssd_step(const on_cuda& exec, const ssd_step_args<Data, State>& args) {
+  namespace rec = detail::cuda::recurrence;
+  static_assert(detail::cuda::is_element<Data>, "ssd_step on_cuda takes float, half and bfloat16 data");
+  static_assert(detail::cuda::is_element<State>, "ssd_step on_cuda takes float, half and bfloat16 states");
+  if (status s = check(exec, args); !s.ok()) return s;
+  const auto in = operands_of(args);
+  return rec::launch_step<rec::key_dims>(
+      "ssd_step", exec,
+      rec::make_step_params(rec::make_shared_operands(in, args.y), rec::make_form(in),
+                            state_pool(args.state.extent(0), args.read_indices, args.write_indices), args.state,
+                            args.intermediate_states));
+}
+
+}  // namespace polystate::inline POLYSTATE_ABI
