@@ -3,6 +3,7 @@
 // The CUDA convolution against the reference, compiled once for each element type: POLYSTATE_TEST_DATA.
 
 #include "causal_conv1d/cuda_problem.cuh"
+#include "support/random.hpp"
 
 #include <algorithm>
 #include <array>
@@ -19,13 +20,6 @@ using Data = POLYSTATE_TEST_DATA;
 using detail::cuda::conv1d::kernel_kind;
 constexpr std::int64_t V = detail::cuda::vector_elements<Data>;
 
-template <class T>
-const T& pick(const std::vector<T>& from, std::mt19937& rng) {
-  return from[std::uniform_int_distribution<std::size_t>(0, from.size() - 1)(rng)];
-}
-
-bool coin(std::mt19937& rng) { return (rng() & 1u) != 0; }
-
 const std::vector<std::int64_t> widths = {1, 2, 3, 4, 5, 6, 7, 8, 9, 31};
 
 const std::vector<layout<3>> layouts = {channel_last,   channel_first,   // whole
@@ -33,17 +27,8 @@ const std::vector<layout<3>> layouts = {channel_last,   channel_first,   // whol
                                         {{0, 1, 2}, 8}, {{0, 2, 1}, 8},  // gaps that keep the alignment
                                         {{1, 2, 0}, 0}, {{2, 1, 0}, 0}, {{1, 0, 2}, 0}, {{2, 0, 1}, 1}};
 
-// Lengths that cover `tokens`: empty ones, some shorter than the taps, some long.
-std::vector<std::int32_t> random_lengths(std::int64_t tokens, std::mt19937& rng) {
-  std::vector<std::int32_t> lengths;
-  auto rest = static_cast<std::int32_t>(tokens);
-  while (rest > 0) {
-    lengths.push_back(std::min(rest, pick<std::int32_t>({0, 1, 2, 5, 8, 17, 64, 300}, rng)));
-    rest -= lengths.back();
-  }
-  if (coin(rng) || lengths.empty()) lengths.push_back(0);
-  return lengths;
-}
+// Empty sequences, some shorter than the taps, some long.
+const std::vector<std::int32_t> pieces = {0, 1, 2, 5, 8, 17, 64, 300};
 
 // bugs B014, B019, B029, B032, B034, B037, B074, B085, B097, F10: any width, layout, length, option.
 TEST(CausalConv1dCuda, RandomProblems) {
@@ -63,7 +48,7 @@ TEST(CausalConv1dCuda, RandomProblems) {
                    .memory = pick(layouts, rng)};
       if (coin(rng)) {
         s.B = 1;
-        s.lengths = random_lengths(s.T, rng);
+        s.lengths = random_lengths(s.T, pieces, rng);
       }
       conv_problem<Data> p(s, rng);
       const bool same_layout = rng() % 4 != 0;

@@ -22,15 +22,6 @@ inline constexpr double conv_bound = 8;
 inline constexpr layout<3> channel_last = {{0, 1, 2}, 0};
 inline constexpr layout<3> channel_first = {{0, 2, 1}, 0};
 
-/// The same elements in another memory order.
-template <class T, int Rank>
-tensor<T, Rank> laid_out(const tensor<T, Rank>& from, const layout<Rank>& memory) {
-  if (!from) return {};
-  tensor<T, Rank> to(from.extents(), memory);
-  to.assign(from.values());
-  return to;
-}
-
 template <class Data>
 struct device_conv {
   device_tensor<Data, 3> x, y, initial_state, final_state;
@@ -63,6 +54,33 @@ struct device_conv {
   void download(conv_problem<Data>& p) const {
     y.download(p.y);
     (in_place ? initial_state : final_state).download(p.final_state);
+  }
+};
+
+template <class Data>
+struct device_conv_gradients {
+  device_tensor<Data, 3> d_y, d_final_state, d_x, d_initial_state;
+  device_tensor<acc_t<Data>, 2> d_weight;
+  device_tensor<acc_t<Data>, 1> d_bias;
+
+  explicit device_conv_gradients(const conv_gradients<Data>& g, std::int64_t dy_off = 0, std::int64_t dx_off = 0)
+      : d_y(g.d_y, dy_off),
+        d_final_state(g.d_final_state),
+        d_x(g.d_x, dx_off),
+        d_initial_state(g.d_initial_state),
+        d_weight(g.d_weight),
+        d_bias(g.d_bias) {}
+
+  [[nodiscard]] causal_conv1d_grads<Data> views() const {
+    return {.d_y = d_y.view(),
+            .d_final_state = d_final_state.view(),
+            .d_x = d_x.view(),
+            .d_weight = d_weight.view(),
+            .d_bias = d_bias.view(),
+            .d_initial_state = d_initial_state.view()};
+  }
+  void download(conv_gradients<Data>& g) const {
+    for_each_gradient([](const char*, const auto& device, auto& host) { device.download(host); }, *this, g);
   }
 };
 

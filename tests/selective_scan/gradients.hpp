@@ -55,21 +55,24 @@ struct scan_gradients {
                   const selective_scan_grads<Data, State>& grads) {
     selective_scan_backward(exec, args, grads);
   }
-  [[nodiscard]] scan_gradients<double> in_double() const {
-    scan_gradients<double> g;
-    g.d_y = convert<double>(d_y);
-    g.d_final_state = convert<double>(d_final_state);
-    g.d_u = convert<double>(d_u);
-    g.d_delta = convert<double>(d_delta);
-    g.d_A = convert<double>(d_A);
-    g.d_B = convert<double>(d_B);
-    g.d_C = convert<double>(d_C);
-    g.d_D = convert<double>(d_D);
-    g.d_z = convert<double>(d_z);
-    g.d_delta_bias = convert<double>(d_delta_bias);
-    g.d_initial_state = convert<double>(d_initial_state);
+  /// The same upstream gradients in another type, and those to be written where they are.
+  template <class To>
+  [[nodiscard]] scan_gradients<To> in() const {
+    scan_gradients<To> g;
+    g.d_y = convert<To>(d_y);
+    g.d_final_state = convert<acc_t<To>>(d_final_state);
+    g.d_u = convert<To>(d_u);
+    g.d_delta = convert<To>(d_delta);
+    g.d_A = convert<acc_t<To>>(d_A);
+    g.d_B = convert<To>(d_B);
+    g.d_C = convert<To>(d_C);
+    g.d_D = convert<acc_t<To>>(d_D);
+    g.d_z = convert<To>(d_z);
+    g.d_delta_bias = convert<acc_t<To>>(d_delta_bias);
+    g.d_initial_state = convert<acc_t<To>>(d_initial_state);
     return g;
   }
+  [[nodiscard]] scan_gradients<double> in_double() const { return in<double>(); }
   template <class Problem, class F>
   void for_each_upstream(Problem& p, F&& f) {
     f("y", p.y, d_y);
@@ -88,5 +91,19 @@ struct scan_gradients {
     f("initial_state", p.initial_state, d_initial_state);
   }
 };
+
+/// Calls f(name, gradient...) with the same gradient of each of the sets, for each that backward writes.
+template <class F, class... Gradients>
+void for_each_gradient(F&& f, Gradients&&... g) {
+  f("d_u", g.d_u...);
+  f("d_delta", g.d_delta...);
+  f("d_A", g.d_A...);
+  f("d_B", g.d_B...);
+  f("d_C", g.d_C...);
+  f("d_D", g.d_D...);
+  f("d_z", g.d_z...);
+  f("d_delta_bias", g.d_delta_bias...);
+  f("d_initial_state", g.d_initial_state...);
+}
 
 }  // namespace polystate::testing

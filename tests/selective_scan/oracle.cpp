@@ -1,25 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "selective_scan/oracle.hpp"
+#include "support/running_error.hpp"
 
 #include <polystate/reference/selective_scan.hpp>
 
-#include <cmath>
+#include <vector>
 
 namespace polystate::testing {
 
-void run_reference(scan_problem<double>& p) { selective_scan(on_reference{}, p.args()); }
+namespace {
 
-scan_problem<double> magnitudes(scan_problem<double> p) {
-  const auto absolute = [](double& x) { x = std::abs(x); };
-  p.u.for_each(absolute);
-  p.B.for_each(absolute);
-  p.C.for_each(absolute);
-  p.D.for_each(absolute);
-  p.z.for_each(absolute);
-  p.initial_state.for_each(absolute);
-  run_reference(p);
-  return p;
+/// Copies values and errors into tensors of the same shape; nothing where the results are absent.
+template <int Rank>
+void split(const tensor<running_error, Rank>& results, tensor<double, Rank>& value, tensor<double, Rank>& error) {
+  if (!results) return;
+  std::vector<double> values, errors;
+  for (const running_error& x : results.values()) {
+    values.push_back(x.value);
+    errors.push_back(x.error);
+  }
+  value.assign(values);
+  error.assign(errors);
+}
+
+}  // namespace
+
+expected_scan run_reference(const scan_problem<double>& p) {
+  auto tracked = p.in<running_error>();
+  selective_scan(on_reference{}, tracked.args());
+  expected_scan e{p, p};
+  split(tracked.y, e.value.y, e.error.y);
+  split(tracked.final_state, e.value.final_state, e.error.final_state);
+  return e;
+}
+
+expected_gradients run_reference(const scan_problem<double>& p, const scan_gradients<double>& g) {
+  auto tracked = p.in<running_error>();
+  auto gradients = g.in<running_error>();
+  selective_scan_backward(on_reference{}, tracked.args(), gradients.views());
+  expected_gradients e{g, g};
+  for_each_gradient([](const char*, const auto& results, auto& value, auto& error) { split(results, value, error); },
+                    gradients, e.value, e.error);
+  return e;
 }
 
 }  // namespace polystate::testing

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace polystate::testing {
 
@@ -78,6 +79,44 @@ class device_tensor {
   tensor<T, Rank> shape_;
   std::int64_t misalignment_;
   device_memory memory_;
+};
+
+/// A test's tensor on the device at strides of its own, far apart say, and 0xff between the elements.
+template <class T, int Rank>
+class spread_tensor {
+ public:
+  /// Bytes that it takes.
+  static std::size_t bytes(const tensor<T, Rank>& host, const std::int64_t (&strides)[Rank]) {
+    std::int64_t last = 0;
+    for (int i = 0; i < Rank; ++i) last += (host.view().extent(i) - 1) * strides[i];
+    return static_cast<std::size_t>(last + 1) * sizeof(T);
+  }
+
+  spread_tensor(const tensor<T, Rank>& host, const std::int64_t (&strides)[Rank]) : memory_(bytes(host, strides)) {
+    POLYSTATE_CUDA_REQUIRE(cudaMemset(memory_.data(), 0xff, memory_.bytes()));
+    std::int64_t extents[Rank];
+    for (int i = 0; i < Rank; ++i) extents[i] = host.view().extent(i);
+    view_ = {static_cast<T*>(memory_.data()), extents, strides};
+    copy(view_, host.view(), cudaMemcpyHostToDevice);
+  }
+  void download(tensor<T, Rank>& host) const { copy(host.view(), view_, cudaMemcpyDeviceToHost); }
+  [[nodiscard]] const tensor_view<T, Rank>& view() const { return view_; }
+
+ private:
+  template <class From>
+  static void copy(const tensor_view<T, Rank>& to, const tensor_view<From, Rank>& from, cudaMemcpyKind kind) {
+    std::vector<T*> targets;
+    for_each_address(to, [&](T* x) { targets.push_back(x); });
+    std::size_t i = 0;
+    for_each_address(from, [&](From* x) { POLYSTATE_CUDA_REQUIRE(cudaMemcpy(targets[i++], x, sizeof(T), kind)); });
+  }
+  template <class U, class F>
+  static void for_each_address(const tensor_view<U, Rank>& view, F&& f) {
+    for_each(view, [&](U& x) { f(&x); });
+  }
+
+  device_memory memory_;
+  tensor_view<T, Rank> view_;
 };
 
 /// A stream of the current device that does not wait for the default one.

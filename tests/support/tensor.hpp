@@ -150,6 +150,15 @@ tensor<To, Rank> convert(const tensor<From, Rank>& from) {
   return to;
 }
 
+/// The same elements in another memory order.
+template <class T, int Rank>
+tensor<T, Rank> laid_out(const tensor<T, Rank>& from, const layout<Rank>& memory) {
+  if (!from) return {};
+  tensor<T, Rank> to(from.extents(), memory);
+  to.assign(from.values());
+  return to;
+}
+
 /// A fresh tensor of the same shape; absent where that is.
 template <class T, int Rank>
 tensor<T, Rank> poisoned_like(const tensor<T, Rank>& t) {
