@@ -4,6 +4,7 @@
 // (first row). Operands rotate over sets larger than the L2 cache; times are of one call inside a graph of
 // many.
 
+#include "support/cuda_ceilings.cuh"
 #include "support/cuda_timing.cuh"
 
 #include <polystate/cuda/causal_conv1d.cuh>
@@ -37,31 +38,6 @@ tensor_view<Data, 3> ordered(Data* data, std::int64_t B, std::int64_t T, std::in
   return {data, {B, T, D}, {T * (D + 1), D + 1, 1}};  // no 16-byte accesses: the general kernel
 }
 
-void copy(benchmark::State& state) {
-  constexpr std::size_t bytes = std::size_t{134217728};
-  const device_buffer from(bytes);
-  const device_buffer to(bytes);
-  time_on_stream(state, 10, 2.0 * static_cast<double>(bytes), [&](const on_cuda& exec, int) {
-    require(cudaMemcpyAsync(to.as<void>(), from.as<void>(), bytes, cudaMemcpyDeviceToDevice, exec.stream));
-  });
-}
-
-// Random bits would hold NaN; the pattern of device_buffer keeps the chip's power as even as random data does
-// not, so the operands get random mantissas.
-template <class Data>
-void randomise(const device_buffer& buffer, std::size_t elements) {
-  std::vector<Data> host(std::min<std::size_t>(elements, std::size_t{1} << 22));
-  std::uint32_t seed = 1;
-  for (auto& x : host) {
-    seed = seed * 1664525u + 1013904223u;
-    x = static_cast<Data>(static_cast<float>(seed >> 8) * 0x1p-23f - 1.0f);
-  }
-  for (std::size_t i = 0; i < elements; i += host.size()) {
-    const std::size_t n = std::min(host.size(), elements - i);
-    require(cudaMemcpy(buffer.as<Data>() + i, host.data(), n * sizeof(Data), cudaMemcpyHostToDevice));
-  }
-}
-
 template <class Data>
 void forward(benchmark::State& state, order o, std::int64_t B, std::int64_t T, std::int64_t D, std::int64_t W) {
   const auto elements = static_cast<std::size_t>(B * T * (D + 1));
@@ -87,6 +63,49 @@ void forward(benchmark::State& state, order o, std::int64_t B, std::int64_t T, s
   });
 }
 
+/// All gradients but the states'.
+template <class Data>
+void backward(benchmark::State& state, order o, std::int64_t B, std::int64_t T, std::int64_t D, std::int64_t W) {
+  const auto elements = static_cast<std::size_t>(B * T * (D + 1));
+  const std::size_t sets = std::max<std::size_t>(2, cache_bytes / (3 * elements * sizeof(Data)) + 1);
+  std::vector<device_buffer> x;
+  std::vector<device_buffer> d_y;
+  std::vector<device_buffer> d_x;
+  for (std::size_t i = 0; i < sets; ++i) {
+    for (auto* v : {&x, &d_y, &d_x}) v->emplace_back(elements * sizeof(Data));
+    randomise<Data>(x.back(), elements);
+    randomise<Data>(d_y.back(), elements);
+  }
+  const auto taps = static_cast<std::size_t>(D * W) * sizeof(float);
+  const auto channels = static_cast<std::size_t>(D) * sizeof(float);
+  const device_buffer weight(taps);
+  const device_buffer bias(channels);
+  const device_buffer d_weight(taps);
+  const device_buffer d_bias(channels);
+  randomise<float>(weight, static_cast<std::size_t>(D * W));
+  const auto args = [&](std::size_t set) {
+    return causal_conv1d_args<Data>{.x = ordered<const Data>(x[set].as<Data>(), B, T, D, o),
+                                    .weight = {weight.as<float>(), {D, W}},
+                                    .bias = {bias.as<float>(), {D}},
+                                    .y = {},
+                                    .act = activation::silu};
+  };
+  const auto grads = [&](std::size_t set) {
+    return causal_conv1d_grads<Data>{.d_y = ordered<const Data>(d_y[set].as<Data>(), B, T, D, o),
+                                     .d_x = ordered(d_x[set].as<Data>(), B, T, D, o),
+                                     .d_weight = {d_weight.as<float>(), {D, W}},
+                                     .d_bias = {d_bias.as<float>(), {D}}};
+  };
+  const device_buffer scratch(workspace_bytes(on_cuda{}, args(0), grads(0)));
+  const double bytes = 3.0 * static_cast<double>(B * T * D) * sizeof(Data) + 2.0 * static_cast<double>(D * (W + 1)) * 4;
+  time_on_stream(state, 20, bytes, [&](const on_cuda& exec, int i) {
+    const auto set = static_cast<std::size_t>(i) % sets;
+    const on_cuda with_scratch{.stream = exec.stream,
+                               .workspace = {scratch.as<void>(), workspace_bytes(exec, args(set), grads(set))}};
+    causal_conv1d_backward(with_scratch, args(set), grads(set));
+  });
+}
+
 template <class Data>
 void step(benchmark::State& state, std::int64_t B, std::int64_t T, std::int64_t D, std::int64_t W) {
   const auto tokens = static_cast<std::size_t>(B * T * D);
@@ -107,28 +126,32 @@ void step(benchmark::State& state, std::int64_t B, std::int64_t T, std::int64_t 
 }
 
 void register_all() {
-  const auto add = [](const std::string& name, auto&& run) {
-    benchmark::RegisterBenchmark(name.c_str(), run)->UseManualTime()->Unit(benchmark::kMicrosecond);
-  };
-  add("copy", copy);
-  const auto add_forward = [&](const char* name, auto run, order o, std::int64_t B, std::int64_t T) {
+  add_row("copy", copy_row);
+  const auto add_pass = [&](const char* name, auto run, order o, std::int64_t B, std::int64_t T) {
     constexpr std::int64_t D = 4096;
     constexpr std::int64_t W = 4;
-    add("forward/" + std::string(name) + "/B" + std::to_string(B) + "/T" + std::to_string(T) + "/D4096/W4",
-        [=](benchmark::State& state) { run(state, o, B, T, D, W); });
+    add_row(std::string(name) + "/B" + std::to_string(B) + "/T" + std::to_string(T) + "/D4096/W4",
+            [=](benchmark::State& state) { run(state, o, B, T, D, W); });
   };
-  add_forward("bf16/channel_last", forward<bfloat16>, order::channel_last, 8, 2048);
-  add_forward("bf16/channel_first", forward<bfloat16>, order::channel_first, 8, 2048);
-  add_forward("bf16/channel_last_odd", forward<bfloat16>, order::channel_last_odd, 8, 2048);
-  add_forward("f32/channel_last", forward<float>, order::channel_last, 8, 2048);
-  add_forward("f32/channel_first", forward<float>, order::channel_first, 8, 2048);
-  add_forward("bf16/channel_last", forward<bfloat16>, order::channel_last, 1, 8192);
-  add_forward("bf16/channel_first", forward<bfloat16>, order::channel_first, 1, 8192);
-  add_forward("bf16/channel_last", forward<bfloat16>, order::channel_last, 1, 256);
+  add_pass("forward/bf16/channel_last", forward<bfloat16>, order::channel_last, 8, 2048);
+  add_pass("forward/bf16/channel_first", forward<bfloat16>, order::channel_first, 8, 2048);
+  add_pass("forward/bf16/channel_last_odd", forward<bfloat16>, order::channel_last_odd, 8, 2048);
+  add_pass("forward/f32/channel_last", forward<float>, order::channel_last, 8, 2048);
+  add_pass("forward/f32/channel_first", forward<float>, order::channel_first, 8, 2048);
+  add_pass("forward/bf16/channel_last", forward<bfloat16>, order::channel_last, 1, 8192);
+  add_pass("forward/bf16/channel_first", forward<bfloat16>, order::channel_first, 1, 8192);
+  add_pass("forward/bf16/channel_last", forward<bfloat16>, order::channel_last, 1, 256);
+  add_pass("backward/bf16/channel_last", backward<bfloat16>, order::channel_last, 8, 2048);
+  add_pass("backward/bf16/channel_first", backward<bfloat16>, order::channel_first, 8, 2048);
+  add_pass("backward/bf16/channel_last_odd", backward<bfloat16>, order::channel_last_odd, 8, 2048);
+  add_pass("backward/f32/channel_last", backward<float>, order::channel_last, 8, 2048);
+  add_pass("backward/f32/channel_first", backward<float>, order::channel_first, 8, 2048);
+  add_pass("backward/bf16/channel_last", backward<bfloat16>, order::channel_last, 1, 8192);
+  add_pass("backward/bf16/channel_first", backward<bfloat16>, order::channel_first, 1, 8192);
   // State and operands in the cache, as between the layers of a decoder.
   for (const auto& [B, T] : std::vector<std::pair<std::int64_t, std::int64_t>>{{64, 1}, {64, 4}, {1, 1}}) {
-    add("step/bf16/B" + std::to_string(B) + "/T" + std::to_string(T) + "/D4096/W4",
-        [B = B, T = T](benchmark::State& state) { step<bfloat16>(state, B, T, 4096, 4); });
+    add_row("step/bf16/B" + std::to_string(B) + "/T" + std::to_string(T) + "/D4096/W4",
+            [B = B, T = T](benchmark::State& state) { step<bfloat16>(state, B, T, 4096, 4); });
   }
 }
 

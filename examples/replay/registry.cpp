@@ -39,6 +39,7 @@ constexpr row rows[] = {
 #if defined(REPLAY_CUDA)
     {"causal_conv1d", "cuda", pass::forward, &cuda::causal_conv1d},
     {"selective_scan", "cuda", pass::forward, &cuda::selective_scan},
+    {"selective_scan", "cuda", pass::backward, &cuda::selective_scan_backward},
 #endif
 };
 

@@ -39,6 +39,7 @@ runner ssd_backward;
 namespace cuda {
 runner causal_conv1d;
 runner selective_scan;
+runner selective_scan_backward;
 }  // namespace cuda
 
 /// Whether an operator of that name has any row.

@@ -14,4 +14,9 @@ computed selective_scan(const request& r) {
   return run_on<polystate::on_cuda>(r, [](auto& io) { run_selective_scan(io); });
 }
 
+computed selective_scan_backward(const request& r) {
+  require_device();
+  return run_on<polystate::on_cuda>(r, [](auto& io) { run_selective_scan_backward(io); });
+}
+
 }  // namespace replay::cuda
