@@ -38,6 +38,7 @@ constexpr row rows[] = {
     {"ssd", "reference", pass::backward, &reference::ssd_backward},
 #if defined(REPLAY_CUDA)
     {"causal_conv1d", "cuda", pass::forward, &cuda::causal_conv1d},
+    {"causal_conv1d", "cuda", pass::backward, &cuda::causal_conv1d_backward},
     {"selective_scan", "cuda", pass::forward, &cuda::selective_scan},
     {"selective_scan", "cuda", pass::backward, &cuda::selective_scan_backward},
 #endif

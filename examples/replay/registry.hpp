@@ -38,6 +38,7 @@ runner ssd_backward;
 // Defined in cuda/<operator>.cu.
 namespace cuda {
 runner causal_conv1d;
+runner causal_conv1d_backward;
 runner selective_scan;
 runner selective_scan_backward;
 }  // namespace cuda

@@ -111,7 +111,11 @@ template <class Data>
       .optional("d_x", grads.d_x, {"B", "T", "D"})
       .optional("d_weight", grads.d_weight, {"D", "W"})
       .optional_if(static_cast<bool>(args.bias), "d_bias", grads.d_bias, {"D"}, "bias is not")
-      .optional("d_initial_state", grads.d_initial_state, {"S", {"W", -1}, "D"});
+      .optional("d_initial_state", grads.d_initial_state, {"S", {"W", -1}, "D"})
+      .distinct("d_x", grads.d_x, "d_y", grads.d_y)
+      .distinct("d_x", grads.d_x, "x", args.x)
+      .distinct("d_initial_state", grads.d_initial_state, "d_final_state", grads.d_final_state)
+      .distinct("d_initial_state", grads.d_initial_state, "initial_state", args.initial_state);
   return c.result();
 }
 
@@ -146,7 +150,7 @@ template <class Data>
                             args.write_indices);
 }
 
-/// Scratch that the CUDA path needs, in bytes: none.
+/// Scratch that the CUDA path needs, in bytes: none, but for the backward, whose need its backend's header tells.
 template <class Data>
 [[nodiscard]] std::size_t workspace_bytes(const on_cuda&, const causal_conv1d_args<Data>&) {
   return 0;
@@ -155,6 +159,9 @@ template <class Data>
 [[nodiscard]] std::size_t workspace_bytes(const on_cuda&, const causal_conv1d_step_args<Data>&) {
   return 0;
 }
+template <class Data>
+[[nodiscard]] std::size_t workspace_bytes(const on_cuda& exec, const causal_conv1d_args<Data>& args,
+                                          const causal_conv1d_grads<Data>& grads);
 
 /// What causal_conv1d() does, with a status for an exception. Each overload is defined in
 /// polystate/reference/causal_conv1d.hpp or polystate/cuda/causal_conv1d.cuh: include it, or the linker will
@@ -167,6 +174,9 @@ template <class Data>
 [[nodiscard]] status try_causal_conv1d_backward(const on_reference& exec, const causal_conv1d_args<Data>& args,
                                                 const causal_conv1d_grads<Data>& grads);
 template <class Data>
+[[nodiscard]] status try_causal_conv1d_backward(const on_cuda& exec, const causal_conv1d_args<Data>& args,
+                                                const causal_conv1d_grads<Data>& grads);
+template <class Data>
 [[nodiscard]] status try_causal_conv1d_step(const on_reference& exec, const causal_conv1d_step_args<Data>& args);
 template <class Data>
 [[nodiscard]] status try_causal_conv1d_step(const on_cuda& exec, const causal_conv1d_step_args<Data>& args);
@@ -174,9 +184,8 @@ template <class Data>
 /// Computes y and, if given, final_state. T = 0 copies initial_state, or zero, to final_state. A NaN in x
 /// reaches the W outputs that its taps touch and no other sequence or channel.
 ///
-/// reference: serial, the definition above as written, in compute_t<Data>; any scalar type. Reads cu_seqlens
-/// first. cuda:      float, half, bfloat16; asynchronous on exec.stream. Contents of cu_seqlens are clamped
-/// into 0 .. T;
+/// reference: serial, the definition above as written, in compute_t<Data>; any scalar type. Reads cu_seqlens first.
+/// cuda:      float, half, bfloat16; asynchronous on exec.stream. Contents of cu_seqlens are clamped into 0 .. T;
 ///            validate() reports them.
 ///
 /// Throws argument_error when check() fails, before any write; cuda_error when a launch fails. Deterministic.

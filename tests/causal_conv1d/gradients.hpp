@@ -41,16 +41,19 @@ struct conv_gradients {
   static void run(const Exec& exec, const causal_conv1d_args<Data>& args, const causal_conv1d_grads<Data>& grads) {
     causal_conv1d_backward(exec, args, grads);
   }
-  [[nodiscard]] conv_gradients<double> in_double() const {
-    conv_gradients<double> g;
-    g.d_y = convert<double>(d_y);
-    g.d_final_state = convert<double>(d_final_state);
-    g.d_x = tensor<double, 3>(d_x.extents());
-    g.d_weight = tensor<double, 2>(d_weight.extents());
-    if (d_bias) g.d_bias = tensor<double, 1>(d_bias.extents());
-    g.d_initial_state = tensor<double, 3>(d_initial_state.extents());
+  /// The same upstream gradients in another type, and those to be written where they are.
+  template <class To>
+  [[nodiscard]] conv_gradients<To> in() const {
+    conv_gradients<To> g;
+    g.d_y = convert<To>(d_y);
+    g.d_final_state = convert<To>(d_final_state);
+    g.d_x = convert<To>(d_x);
+    g.d_weight = convert<acc_t<To>>(d_weight);
+    g.d_bias = convert<acc_t<To>>(d_bias);
+    g.d_initial_state = convert<To>(d_initial_state);
     return g;
   }
+  [[nodiscard]] conv_gradients<double> in_double() const { return in<double>(); }
   template <class Problem, class F>
   void for_each_upstream(Problem& p, F&& f) {
     f("y", p.y, d_y);
@@ -64,5 +67,14 @@ struct conv_gradients {
     f("initial_state", p.initial_state, d_initial_state);
   }
 };
+
+/// Calls f(name, gradient...) with the same gradient of each of the sets, for each that backward writes.
+template <class F, class... Gradients>
+void for_each_gradient(F&& f, Gradients&&... g) {
+  f("d_x", g.d_x...);
+  f("d_weight", g.d_weight...);
+  f("d_bias", g.d_bias...);
+  f("d_initial_state", g.d_initial_state...);
+}
 
 }  // namespace polystate::testing

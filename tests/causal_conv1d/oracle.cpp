@@ -1,15 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "causal_conv1d/oracle.hpp"
+#include "support/running_error.hpp"
 
 #include <polystate/reference/causal_conv1d.hpp>
 
 #include <cmath>
+#include <vector>
 
 namespace polystate::testing {
 namespace {
 
 const auto absolute = [](double& x) { x = std::abs(x); };
+
+/// Copies values and errors into tensors of the same shape; nothing where the results are absent.
+template <int Rank>
+void split(const tensor<running_error, Rank>& results, tensor<double, Rank>& value, tensor<double, Rank>& error) {
+  if (!results) return;
+  std::vector<double> values, errors;
+  for (const running_error& x : results.values()) {
+    values.push_back(x.value);
+    errors.push_back(x.error);
+  }
+  value.assign(values);
+  error.assign(errors);
+}
 
 }  // namespace
 
@@ -34,6 +49,16 @@ tensor<double, 3> magnitudes(conv_step_problem<double> p) {
   p.act = activation::none;
   run_reference(p);
   return p.y;
+}
+
+expected_conv_gradients run_reference(const conv_problem<double>& p, const conv_gradients<double>& g) {
+  auto tracked = p.in<running_error>();
+  auto gradients = g.in<running_error>();
+  causal_conv1d_backward(on_reference{}, tracked.args(), gradients.views());
+  expected_conv_gradients e{g, g};
+  for_each_gradient([](const char*, const auto& results, auto& value, auto& error) { split(results, value, error); },
+                    gradients, e.value, e.error);
+  return e;
 }
 
 }  // namespace polystate::testing

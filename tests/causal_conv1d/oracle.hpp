@@ -4,6 +4,7 @@
 // Expected values for the CUDA tests: on_reference in double, compiled apart, since it needs Eigen.
 
 #include "causal_conv1d/cases.hpp"
+#include "causal_conv1d/gradients.hpp"
 #include "support/tensor.hpp"
 
 #include <polystate/causal_conv1d.hpp>
@@ -57,5 +58,12 @@ void run_reference(conv_step_problem<double>& p);
 /// Sum of the absolute values of the terms of every output before its activation, whose slope is at most 1.1.
 tensor<double, 3> magnitudes(conv_problem<double> p);
 tensor<double, 3> magnitudes(conv_step_problem<double> p);
+
+/// The gradients that `g` has, for its upstream ones, and beside each the error that float arithmetic may make of it,
+/// in units of float's roundoff (support/running_error.hpp).
+struct expected_conv_gradients {
+  conv_gradients<double> value, error;
+};
+expected_conv_gradients run_reference(const conv_problem<double>& p, const conv_gradients<double>& g);
 
 }  // namespace polystate::testing

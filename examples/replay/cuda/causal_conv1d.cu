@@ -14,4 +14,9 @@ computed causal_conv1d(const request& r) {
   return run_on<polystate::on_cuda>(r, [](auto& io) { run_causal_conv1d(io); });
 }
 
+computed causal_conv1d_backward(const request& r) {
+  require_device();
+  return run_on<polystate::on_cuda>(r, [](auto& io) { run_causal_conv1d_backward(io); });
+}
+
 }  // namespace replay::cuda

@@ -5,11 +5,14 @@
 /// causal_conv1d on CUDA: docs/causal_conv1d.md says which kernel runs when.
 
 #include <polystate/causal_conv1d.hpp>
+#include <polystate/cuda/causal_conv1d/backward.cuh>
 #include <polystate/cuda/causal_conv1d/forward.cuh>
 #include <polystate/cuda/causal_conv1d/policy.hpp>
 #include <polystate/cuda/causal_conv1d/step.cuh>
 #include <polystate/cuda/device.cuh>
 #include <polystate/cuda/workspace.cuh>
+
+#include <cstddef>
 
 namespace polystate::inline POLYSTATE_ABI {
 
@@ -26,6 +29,15 @@ status check_operands(const char* name, const on_cuda& exec, const Args& args) {
 
 }  // namespace detail::inline POLYSTATE_BUILD::cuda::conv1d
 
+template <class Data>
+std::size_t workspace_bytes(const on_cuda&, const causal_conv1d_args<Data>& args,
+                            const causal_conv1d_grads<Data>& grads) {
+  namespace conv1d = detail::cuda::conv1d;
+  detail::cuda::workspace_carver count;
+  conv1d::carve(count, args, grads, conv1d::choose_schedule(args, grads));
+  return count.bytes();
+}
+
 /// What on_cuda asks of the operands: check(), a stream of the current device, and a workspace, if given,
 /// that is aligned. Reads no elements.
 template <class Data>
@@ -35,6 +47,15 @@ template <class Data>
 template <class Data>
 [[nodiscard]] status check(const on_cuda& exec, const causal_conv1d_step_args<Data>& args) {
   return detail::cuda::conv1d::check_operands("causal_conv1d_step", exec, args);
+}
+
+template <class Data>
+[[nodiscard]] status check(const on_cuda& exec, const causal_conv1d_args<Data>& args,
+                           const causal_conv1d_grads<Data>& grads) {
+  constexpr const char* name = "causal_conv1d_backward";
+  status s = check(args, grads);
+  if (s.ok()) s = detail::cuda::check_stream(name, exec);
+  return s.ok() ? detail::cuda::check_workspace(name, exec, workspace_bytes(exec, args, grads)) : s;
 }
 
 /// check(), and the contents of the index operands. Copies them to the host and waits for exec.stream, so it
@@ -76,6 +97,24 @@ status try_causal_conv1d(const on_cuda& exec, const causal_conv1d_args<Data>& ar
   if (params.all.size() == 0) return s;
   s = conv1d::launch_forward(name, exec, params);
   return s.ok() && args.final_state ? conv1d::launch_final_state(name, exec, params) : s;
+}
+
+template <class Data>
+status try_causal_conv1d_backward(const on_cuda& exec, const causal_conv1d_args<Data>& args,
+                                  const causal_conv1d_grads<Data>& grads) {
+  namespace conv1d = detail::cuda::conv1d;
+  static_assert(detail::cuda::is_element<Data>, "causal_conv1d_backward on_cuda takes float, half and bfloat16 data");
+  constexpr const char* name = "causal_conv1d_backward";
+  const status s = check(exec, args, grads);
+  if (!s.ok()) return s;
+  const conv1d::backward_schedule schedule = conv1d::choose_schedule(args, grads);
+  detail::cuda::workspace_carver count;
+  conv1d::carve(count, args, grads, schedule);
+  const detail::cuda::scratch memory(name, exec, count.bytes());
+  if (!memory.result().ok()) return memory.result();
+  detail::cuda::workspace_carver hand_out(memory.data());
+  float* partials = conv1d::carve(hand_out, args, grads, schedule);
+  return conv1d::launch_backward(name, exec, conv1d::make_params(args, grads, schedule, partials));
 }
 
 template <class Data>

@@ -27,19 +27,37 @@ __device__ inline float reciprocal_approximate(float x) {
   return r;
 }
 
-/// x * sigmoid(x) of a sum kept in float, to be rounded to Data: a few ulp of float for float data, the
-/// special-function unit for 16-bit data, where rounding to Data is 2^13 times coarser. Written in
-/// e = exp(-|x|) <= 1, so that no |x| overflows and the left tail keeps its relative accuracy.
+/// 1 / (1 + e^-x) of a float to be rounded to Data: a few ulp of float for float data, the special-function unit for
+/// 16-bit data, where rounding to Data is 2^13 times coarser. No |x| makes a NaN, and the left tail keeps its relative
+/// accuracy, for float by way of e = exp(-|x|) <= 1; for 16-bit data e^-x may overflow to infinity, whose reciprocal
+/// is the 0 that e^x, below 2^-126, would have been flushed to.
+template <class Data>
+__device__ float sigmoid(float x) {
+  if constexpr (std::is_same_v<Data, float>) {
+    const float e = expf(-fabsf(x));
+    return (x >= 0 ? 1.0f : e) / (1.0f + e);
+  } else {
+    constexpr float log2_e = 1.44269504088896341f;
+    return reciprocal_approximate(1.0f + exp2_approximate(-log2_e * x));
+  }
+}
+
+/// x * sigmoid(x), likewise.
 template <class Data>
 __device__ float silu(float x) {
   if constexpr (std::is_same_v<Data, float>) {
     const float e = expf(-fabsf(x));
     return (x >= 0 ? x : x * e) / (1.0f + e);
   } else {
-    constexpr float log2_e = 1.44269504088896341f;
-    const float e = exp2_approximate(-log2_e * fabsf(x));
-    return (x >= 0 ? x : x * e) * reciprocal_approximate(1.0f + e);
+    return x * sigmoid<Data>(x);
   }
+}
+
+/// The derivative of silu(), s + s x (1 - s) with s the sigmoid.
+template <class Data>
+__device__ float silu_slope(float x) {
+  const float s = sigmoid<Data>(x);
+  return fmaf(fmaf(-x, s, x), s, s);
 }
 
 /// log(1 + e^x) of a float to be rounded to Data: max(x, 0) + log1p(e), e = exp(-|x|) <= 1, so that nothing overflows

@@ -2,7 +2,7 @@
 #pragma once
 
 /// @file
-/// 16 bytes of elements in registers: loads, stores, and the way to and from float.
+/// 16 or 8 bytes of elements in registers: loads, stores, and the way to and from float.
 
 #include <polystate/core/element.hpp>
 #include <polystate/cuda/vector_access.hpp>
@@ -14,35 +14,51 @@
 
 namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
 
-/// vector_elements<Data> elements as they lie in memory, the first in the low bits of word[0].
-template <class Data>
+/// N elements as they lie in memory, 16 bytes or 8, the first in the low bits of word[0].
+template <class Data, int N = vector_elements<Data>>
 struct vector {
-  std::uint32_t word[vector_bytes / sizeof(std::uint32_t)];
+  static constexpr int words = N * static_cast<int>(sizeof(Data)) / 4;
+  static_assert(words == 4 || words == 2, "one access of 16 or 8 bytes");
+  std::uint32_t word[words];
 };
 
-/// Reads 16 aligned bytes.
-template <class Data>
-__device__ vector<Data> load_vector(const Data* from) {
-  const uint4 v = *reinterpret_cast<const uint4*>(from);
-  return {{v.x, v.y, v.z, v.w}};
+/// Reads an aligned vector.
+template <class Data, int N = vector_elements<Data>>
+__device__ vector<Data, N> load_vector(const Data* from) {
+  if constexpr (vector<Data, N>::words == 4) {
+    const uint4 v = *reinterpret_cast<const uint4*>(from);
+    return {{v.x, v.y, v.z, v.w}};
+  } else {
+    const uint2 v = *reinterpret_cast<const uint2*>(from);
+    return {{v.x, v.y}};
+  }
 }
 
 /// The same for memory that nothing writes while the kernel runs.
-template <class Data>
-__device__ vector<Data> load_vector_read_only(const Data* from) {
-  const uint4 v = __ldg(reinterpret_cast<const uint4*>(from));
-  return {{v.x, v.y, v.z, v.w}};
+template <class Data, int N = vector_elements<Data>>
+__device__ vector<Data, N> load_vector_read_only(const Data* from) {
+  if constexpr (vector<Data, N>::words == 4) {
+    const uint4 v = __ldg(reinterpret_cast<const uint4*>(from));
+    return {{v.x, v.y, v.z, v.w}};
+  } else {
+    const uint2 v = __ldg(reinterpret_cast<const uint2*>(from));
+    return {{v.x, v.y}};
+  }
 }
 
-/// Writes 16 aligned bytes.
-template <class Data>
-__device__ void store_vector(Data* to, const vector<Data>& v) {
-  *reinterpret_cast<uint4*>(to) = make_uint4(v.word[0], v.word[1], v.word[2], v.word[3]);
+/// Writes an aligned vector.
+template <class Data, int N>
+__device__ void store_vector(Data* to, const vector<Data, N>& v) {
+  if constexpr (vector<Data, N>::words == 4) {
+    *reinterpret_cast<uint4*>(to) = make_uint4(v.word[0], v.word[1], v.word[2], v.word[3]);
+  } else {
+    *reinterpret_cast<uint2*>(to) = make_uint2(v.word[0], v.word[1]);
+  }
 }
 
 /// Element i; a compile-time constant after unrolling, or the vector moves to local memory.
-template <class Data>
-__device__ Data element_of(const vector<Data>& v, int i) {
+template <class Data, int N>
+__device__ Data element_of(const vector<Data, N>& v, int i) {
   if constexpr (sizeof(Data) == 4) {
     return __builtin_bit_cast(Data, v.word[i]);
   } else {
@@ -51,8 +67,8 @@ __device__ Data element_of(const vector<Data>& v, int i) {
 }
 
 /// Sets element i, zero before, of a vector.
-template <class Data>
-__device__ void insert_element(vector<Data>& v, int i, Data x) {
+template <class Data, int N>
+__device__ void insert_element(vector<Data, N>& v, int i, Data x) {
   if constexpr (sizeof(Data) == 4) {
     v.word[i] = __builtin_bit_cast(std::uint32_t, x);
   } else {
@@ -61,19 +77,19 @@ __device__ void insert_element(vector<Data>& v, int i, Data x) {
 }
 
 /// Reads a vector whose elements are `stride` apart.
-template <class Data>
-__device__ vector<Data> gather_vector(const Data* from, std::int64_t stride) {
-  vector<Data> v = {};
+template <class Data, int N = vector_elements<Data>>
+__device__ vector<Data, N> gather_vector(const Data* from, std::int64_t stride) {
+  vector<Data, N> v = {};
 #pragma unroll
-  for (int i = 0; i < vector_elements<Data>; ++i) insert_element(v, i, from[i * stride]);
+  for (int i = 0; i < N; ++i) insert_element(v, i, from[i * stride]);
   return v;
 }
 
 /// Writes a vector to elements that are `stride` apart.
-template <class Data>
-__device__ void scatter_vector(Data* to, std::int64_t stride, const vector<Data>& v) {
+template <class Data, int N>
+__device__ void scatter_vector(Data* to, std::int64_t stride, const vector<Data, N>& v) {
 #pragma unroll
-  for (int i = 0; i < vector_elements<Data>; ++i) to[i * stride] = element_of(v, i);
+  for (int i = 0; i < N; ++i) to[i * stride] = element_of(v, i);
 }
 
 /// Two floats rounded to nearest even into one word, `low` in its low half: one instruction.
@@ -89,11 +105,11 @@ __device__ std::uint32_t round_pair(float low, float high) {
   return word;
 }
 
-template <class Data>
-__device__ vector<Data> round_to_vector(const float (&x)[vector_elements<Data>]) {
-  vector<Data> v;
+template <class Data, int N>
+__device__ vector<Data, N> round_to_vector(const float (&x)[N]) {
+  vector<Data, N> v;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < vector<Data, N>::words; ++i) {
     if constexpr (sizeof(Data) == 4) {
       v.word[i] = __builtin_bit_cast(std::uint32_t, x[i]);
     } else {

@@ -87,7 +87,7 @@ template <class Data, int W>
 __global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads)
     causal_conv1d_step_kernel(const __grid_constant__ step_params<Data> p) {
   constexpr int V = vector_elements<Data>;
-  __shared__ staged_taps<Data, W> staged;
+  __shared__ staged_taps<W, V> staged;
   const auto& op = p.op;
   const auto [b, d, block_d, lane] = position_of_thread(p.schedule, V);
   staged.fill(op.weight, op.bias, block_d, p.schedule.lanes * V);
@@ -103,7 +103,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads)
   vector<Data> rows[W];
 #pragma unroll
   for (int r = 0; r < W - 1; ++r) rows[r] = p.state.load(source, r, d);
-  const channel_taps<Data, W> taps(staged, lane * V);
+  const channel_taps<W, V> taps(staged, lane * V);
   for (std::int64_t t = 0; t < T; ++t) {
     rows[W - 1] = load_vector_read_only(&op.x(b, t, d));
     store_vector(&op.y(b, t, d), taps.convolve(rows, op.act));
