@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 
 namespace polystate::testing {
@@ -26,6 +27,12 @@ struct problem {
   std::int64_t x_strides[3], y_strides[3];
   std::uintptr_t x_address = 4096, y_address = 1 << 20;
 
+  /// Gradients of x's strides; those summed over time if asked for.
+  [[nodiscard]] causal_conv1d_grads<bfloat16> grads() const {
+    return {.d_y = at<const bfloat16>(y_address, {B, T, D}, y_strides),
+            .d_x = at<bfloat16>(x_address, {B, T, D}, x_strides),
+            .d_weight = at<float>(64, {D, W}, {W, 1})};
+  }
   [[nodiscard]] causal_conv1d_args<bfloat16> args() const {
     return {.x = at<const bfloat16>(x_address, {B, T, D}, x_strides),
             .weight = at<const float>(64, {D, W}, {W, 1}),
@@ -141,6 +148,89 @@ TEST(CausalConv1dPolicy, RunsFillTheDeviceFirst) {
   p.B = 1;
   p.T = 128;
   EXPECT_LT(conv1d::choose_schedule(p.args(), 132).run, conv1d::tiles::longest_run);
+}
+
+// The backward's kernel is chosen by what it touches: y does not matter, d_y and d_x do, an absent one allows any.
+TEST(CausalConv1dPolicy, BackwardKernels) {
+  for (const auto make : {last, first}) {
+    const kernel whole = make == last ? kernel::channel_last : kernel::channel_first;
+    problem p = make();
+    EXPECT_EQ(conv1d::choose_kernel(p.args(), p.grads()), whole);
+    auto args = p.args();
+    args.y = {};
+    EXPECT_EQ(conv1d::choose_kernel(args, p.grads()), whole);
+    p.y_address += sizeof(bfloat16);
+    EXPECT_EQ(conv1d::choose_kernel(p.args(), p.grads()), kernel::general);
+    auto grads = p.grads();
+    grads.d_y = {};
+    EXPECT_EQ(conv1d::choose_kernel(p.args(), grads), whole);
+  }
+}
+
+// Every tile belongs to one row of partial sums; rows and blocks stay within their limits, at least one each.
+TEST(CausalConv1dPolicy, BackwardBlocksCoverTheProblem) {
+  for (const auto make : {last, first}) {
+    for (const std::int64_t W : {4, 5, 31}) {
+      for (const std::int64_t B : {1, 8, 70000}) {
+        for (const std::int64_t T : {8, 64, 2048, 1 << 21}) {
+          for (const std::int64_t D : {8, 4096, 1 << 20}) {
+            problem p = make();
+            p.B = B;
+            p.T = T;
+            p.D = D;
+            p.W = W;
+            const bool time_inner = p.x_strides[1] == 1;
+            for (auto* strides : {p.x_strides, p.y_strides}) {
+              strides[0] = T * D;
+              strides[1] = time_inner ? 1 : D;
+              strides[2] = time_inner ? T : 1;
+            }
+            const auto s = conv1d::choose_schedule(p.args(), p.grads());
+            const auto& tiling = s.tiling;
+            EXPECT_EQ(tiling.kernel == kernel::general, W != 4);
+            EXPECT_GE(tiling.channel_tiles * tiling.block_channels, D);
+            EXPECT_LT((tiling.channel_tiles - 1) * tiling.block_channels, D);
+            EXPECT_GE(tiling.time_tiles * tiling.block_tokens, T);
+            EXPECT_LT((tiling.time_tiles - 1) * tiling.block_tokens, T);
+            EXPECT_EQ(s.tasks, B * tiling.time_tiles);
+            EXPECT_GE(s.rows, 1);
+            EXPECT_LE(s.rows, s.tasks);
+            EXPECT_LE(s.rows, conv1d::tiles::most_rows);
+            EXPECT_LE(s.rows, std::max<std::int64_t>(1, conv1d::tiles::most_backward_blocks / tiling.channel_tiles));
+            EXPECT_EQ(s.chunks, W == 31 ? 4 : 1);
+            EXPECT_EQ(s.blocks, tiling.channel_tiles * s.chunks * s.rows);
+            if (tiling.kernel == kernel::channel_first) {
+              EXPECT_LE(detail::cuda::tiles_of(std::min<std::int64_t>(T, tiling.run), tiling.lanes * 8), 16)
+                  << "a bit for each chunk, and to spare";
+            }
+          }
+        }
+      }
+    }
+  }
+  problem empty = last();
+  empty.T = 0;
+  EXPECT_EQ(conv1d::choose_schedule(empty.args(), empty.grads()).blocks, 0);
+}
+
+// Sizes of memory-bound training: long runs, at least a round of blocks, and few rows to add up.
+TEST(CausalConv1dPolicy, BackwardRunsAreLongWhereTheyMayBe) {
+  for (const auto make : {last, first}) {
+    problem p = make();
+    p.B = 8;
+    p.T = 2048;
+    p.D = 4096;
+    const bool time_inner = p.x_strides[1] == 1;
+    for (auto* strides : {p.x_strides, p.y_strides}) {
+      strides[0] = p.T * p.D;
+      strides[1] = time_inner ? 1 : p.D;
+      strides[2] = time_inner ? p.T : 1;
+    }
+    const auto s = conv1d::choose_schedule(p.args(), p.grads());
+    EXPECT_EQ(s.tiling.run, time_inner ? conv1d::tiles::longest_walk : conv1d::tiles::longest_backward_run);
+    EXPECT_GE(s.blocks, conv1d::tiles::enough_backward_blocks);
+    EXPECT_LE(s.rows, 64);
+  }
 }
 
 }  // namespace
