@@ -5,8 +5,8 @@
 /// selective_scan on CUDA: docs/selective_scan.md says which kernel runs when.
 
 #include <polystate/cuda/device.cuh>
-#include <polystate/cuda/selective_scan/forward.cuh>
-#include <polystate/cuda/selective_scan/policy.hpp>
+#include <polystate/cuda/selective_scan/backward_launch.cuh>
+#include <polystate/cuda/selective_scan/forward_launch.cuh>
 #include <polystate/cuda/selective_scan/step.cuh>
 #include <polystate/cuda/workspace.cuh>
 #include <polystate/selective_scan.hpp>
@@ -18,11 +18,11 @@ namespace polystate::inline POLYSTATE_ABI {
 
 namespace detail::inline POLYSTATE_BUILD::cuda::scan {
 
-template <class Args>
-status check_operands(const char* name, const on_cuda& exec, const Args& args) {
-  status s = polystate::check(args);
+template <class Args, class... Grads>
+status check_operands(const char* name, const on_cuda& exec, const Args& args, const Grads&... grads) {
+  status s = polystate::check(args, grads...);
   if (s.ok()) s = check_stream(name, exec);
-  if (s.ok()) s = check_workspace(name, exec, workspace_bytes(exec, args));
+  if (s.ok()) s = check_workspace(name, exec, workspace_bytes(exec, args, grads...));
   if (!s.ok()) return s;
   argument_checks c(name);
   c.bind("N", args.A.extent(1), "A").range("N", selective_scan_limits::cuda_N);
@@ -31,11 +31,26 @@ status check_operands(const char* name, const on_cuda& exec, const Args& args) {
 
 }  // namespace detail::inline POLYSTATE_BUILD::cuda::scan
 
+template <class Data, class State>
+std::size_t workspace_bytes(const on_cuda& exec, const selective_scan_args<Data, State>& args) {
+  return detail::cuda::scan::forward_bytes(exec, args);
+}
+template <class Data, class State>
+std::size_t workspace_bytes(const on_cuda& exec, const selective_scan_args<Data, State>& args,
+                            const selective_scan_grads<Data, State>& grads) {
+  return detail::cuda::scan::backward_bytes(exec, args, grads);
+}
+
 /// What on_cuda asks of the operands: check(), N up to 256, a stream of the current device, and a workspace, if given,
 /// that is aligned. Reads no elements.
 template <class Data, class State>
 [[nodiscard]] status check(const on_cuda& exec, const selective_scan_args<Data, State>& args) {
   return detail::cuda::scan::check_operands("selective_scan", exec, args);
+}
+template <class Data, class State>
+[[nodiscard]] status check(const on_cuda& exec, const selective_scan_args<Data, State>& args,
+                           const selective_scan_grads<Data, State>& grads) {
+  return detail::cuda::scan::check_operands("selective_scan_backward", exec, args, grads);
 }
 template <class Data, class State>
 [[nodiscard]] status check(const on_cuda& exec, const selective_scan_step_args<Data, State>& args) {
@@ -53,6 +68,16 @@ template <class Data, class State>
   selective_scan_args<Data, State> here = args;
   here.cu_seqlens = cu_seqlens.view();
   return check_contents(here);
+}
+template <class Data, class State>
+[[nodiscard]] status validate(const on_cuda& exec, const selective_scan_args<Data, State>& args,
+                              const selective_scan_grads<Data, State>& grads) {
+  const status s = check(exec, args, grads);
+  detail::cuda::host_indices cu_seqlens;
+  status read = cu_seqlens.read("selective_scan_backward", exec, "cu_seqlens", args.cu_seqlens);
+  if (!s.ok()) return s;
+  if (!read.ok()) return read;
+  return check_cu_seqlens("selective_scan_backward", cu_seqlens.view(), args.u.extent(1));
 }
 template <class Data, class State>
 [[nodiscard]] status validate(const on_cuda& exec, const selective_scan_step_args<Data, State>& args) {
@@ -76,8 +101,18 @@ status try_selective_scan(const on_cuda& exec, const selective_scan_args<Data, S
   constexpr const char* name = "selective_scan";
   const status s = check(exec, args);
   if (!s.ok()) return s;
-  return detail::cuda::scan::launch_forward(
-      name, exec, detail::cuda::scan::make_params(args, exec, detail::cuda::multiprocessor_count()));
+  return detail::cuda::scan::run_forward(name, exec, args);
+}
+
+template <class Data, class State>
+status try_selective_scan_backward(const on_cuda& exec, const selective_scan_args<Data, State>& args,
+                                   const selective_scan_grads<Data, State>& grads) {
+  static_assert(detail::cuda::is_element<Data>, "selective_scan_backward on_cuda takes float, half and bfloat16 data");
+  static_assert(detail::cuda::is_element<State>,
+                "selective_scan_backward on_cuda takes float, half and bfloat16 states");
+  const status s = check(exec, args, grads);
+  if (!s.ok()) return s;
+  return detail::cuda::scan::run_backward("selective_scan_backward", exec, args, grads);
 }
 
 template <class Data, class State>

@@ -10,6 +10,7 @@
 #include <polystate/cuda/launch.cuh>
 #include <polystate/cuda/math.cuh>
 #include <polystate/cuda/selective_scan/policy.hpp>
+#include <polystate/cuda/selective_scan/tile_view.cuh>
 #include <polystate/cuda/vector.cuh>
 #include <polystate/selective_scan.hpp>
 
@@ -36,9 +37,7 @@ struct forward_params {
 };
 
 template <class Data, class State>
-forward_params<Data> make_params(const selective_scan_args<Data, State>& args, const on_cuda& exec,
-                                 int multiprocessors) {
-  const sequences all(args.u.extent(0), args.u.extent(1), args.cu_seqlens);
+forward_params<Data> make_params(const selective_scan_args<Data, State>& args, const forward_schedule& schedule) {
   return {.u = args.u,
           .delta = args.delta,
           .z = args.z,
@@ -50,9 +49,9 @@ forward_params<Data> make_params(const selective_scan_args<Data, State>& args, c
           .delta_bias = args.delta_bias,
           .initial_state = any_element_view<3>(args.initial_state),
           .final_state = any_element_view<3>(args.final_state),
-          .all = all,
+          .all = sequences(args.u.extent(0), args.u.extent(1), args.cu_seqlens),
           .delta_softplus = args.delta_softplus,
-          .schedule = choose_schedule(args, all.size(), multiprocessors, exec.batch_invariant)};
+          .schedule = schedule};
 }
 
 /// Shared memory of a block. A tile's u, delta, z come in as vectors of Data, double buffered; dt and dt*u of it are
@@ -78,10 +77,10 @@ struct tile {
   alignas(16) float du[floats];
   alignas(16) float B[tokens * BC_pitch];
   alignas(16) float C[tokens * BC_pitch];
-  float D[channels];
-  float bias[channels];
+  alignas(16) float D[channels];
+  alignas(16) float bias[channels];
 
-  __device__ static int at(int channel, int t) { return channel * pitch + channel / 8 * 4 + t; }
+  __device__ static int at(int channel, int t) { return channel * pitch + (channel >> 3 << 2) + t; }
 };
 
 /// Where the elements of vector i of a tile lie: V neighbouring channels of one token, or V tokens of one channel.
@@ -103,6 +102,21 @@ struct vector_place {
   __device__ int channel_of(int k) const { return AlongTime ? channel : channel + k; }
   __device__ int t_of(int k) const { return AlongTime ? t + k : t; }
 };
+
+/// A number of each element's channel, in shared memory: of V channels, or V times of one.
+template <bool AlongTime, int V>
+__device__ void per_channel(float (&x)[V], const float* from) {
+  if constexpr (AlongTime) {
+#pragma unroll
+    for (int k = 0; k < V; ++k) x[k] = *from;
+  } else {
+#pragma unroll
+    for (int k = 0; k < V; k += 4) {
+      const float4 v = *reinterpret_cast<const float4*>(from + k);
+      x[k] = v.x, x[k + 1] = v.y, x[k + 2] = v.z, x[k + 3] = v.w;
+    }
+  }
+}
 
 /// The block's place: a sequence, a group, and its channels first .. end-1.
 struct block_place {
@@ -154,7 +168,8 @@ __device__ int sum_over_lanes(float (&a)[4], int lane) {
 }
 
 template <class Data, int Lanes, int States, bool AlongTime>
-__global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, States}))
+__global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, States}),
+                                                   512 / threads_of(split{Lanes, States}))
     selective_scan_fwd_kernel(const __grid_constant__ forward_params<Data> p) {
   using Tile = tile<Data, Lanes, States>;
   using place_type = vector_place<Data, Lanes, States, AlongTime>;
@@ -173,7 +188,8 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, State
   const int first_state = lane * S;
   const std::int64_t d = place.first + channel;
   const bool has_channel = d < place.end;
-  const bool whole = p.schedule.access == access::channel_vectors || p.schedule.access == access::time_vectors;
+  const bool whole =
+      p.schedule.moves.access == access::channel_vectors || p.schedule.moves.access == access::time_vectors;
 
   float h[S];
   float A[S];  // in units of log2, so that a decay is one exp2
@@ -189,22 +205,24 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, State
     sm.bias[tid] = p.delta_bias.data() != nullptr && c < place.end ? p.delta_bias(c) : 0.0f;
   }
 
+  const auto tile_at = [&](std::int64_t t0) { return tile_place{b, t0, place.tokens.end, place.first, place.end}; };
   // Each thread fetches, turns into dt and dt*u, and in the end outputs the same vectors, so that what it fetched needs
   // no barrier.
   const auto fetch = [&](std::int64_t t0, int buffer) {
-    for (int i = tid; i < Tile::vectors; i += Tile::threads) {
-      const place_type v(i);
-      const std::int64_t t = t0 + v.t;
-      const std::int64_t c = place.first + v.channel;
-      const bool inside = t < place.tokens.end && c < place.end;
+    const tile_place here = tile_at(t0);
+    const int t_end = here.tokens(Tile::tokens);
+    const int c_end = here.channels(Tile::channels);
 #pragma unroll
-      for (int which = 0; which < 3; ++which) {
-        const tensor_view<const Data, 3>& from = which == 0 ? p.u : (which == 1 ? p.delta : p.z);
+    for (int which = 0; which < 3; ++which) {
+      const tensor_view<const Data, 3>& from = which == 0 ? p.u : (which == 1 ? p.delta : p.z);
+      if (from.data() == nullptr) continue;
+      const tile_view<const Data> view(from, here);
+      for (int i = tid; i < Tile::vectors; i += Tile::threads) {
+        const place_type v(i);
         vector<Data>& to = sm.raw[buffer][which][i];
-        if (from.data() == nullptr) continue;
         if (whole) {
-          if (inside) {
-            __pipeline_memcpy_async(&to, &from(b, t, c), sizeof to);
+          if (v.t < t_end && v.channel < c_end) {
+            __pipeline_memcpy_async(&to, view.at(v.t, v.channel), sizeof to);
           } else {
             to = {};
           }
@@ -212,9 +230,9 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, State
           vector<Data> gathered = {};
 #pragma unroll
           for (int k = 0; k < V; ++k) {
-            const std::int64_t tk = t0 + v.t_of(k);
-            const std::int64_t ck = place.first + v.channel_of(k);
-            if (tk < place.tokens.end && ck < place.end) insert_element(gathered, k, from(b, tk, ck));
+            const int tk = v.t_of(k);
+            const int ck = v.channel_of(k);
+            if (tk < t_end && ck < c_end) insert_element(gathered, k, from(b, t0 + tk, place.first + ck));
           }
           to = gathered;
         }
@@ -229,7 +247,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, State
   vector<Data> BC[BC_each];
   const auto BC_place = [&](int j, int& t, int& n) {
     const int i = (j * Tile::threads + tid) % (BC_vectors / 2);
-    if (p.schedule.BC_along_time) {
+    if (p.schedule.moves.BC_along_time) {
       n = i / (Tile::tokens / V);
       t = i % (Tile::tokens / V) * V;
     } else {
@@ -238,6 +256,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, State
     }
   };
   const auto fetch_BC = [&](std::int64_t t0) {
+    const int t_end = tile_at(t0).tokens(Tile::tokens);
 #pragma unroll
     for (int j = 0; j < BC_each; ++j) {
       int t = 0;
@@ -246,15 +265,18 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, State
       BC[j] = {};
       const bool mine = j * Tile::threads + tid < BC_vectors;
       const auto& from = j * Tile::threads + tid < BC_vectors / 2 ? p.B : p.C;
-      if (p.schedule.BC_whole) {
-        if (mine && n < N && t0 + t < place.tokens.end) BC[j] = load_vector_read_only(&from(b, t0 + t, place.group, n));
+      if (p.schedule.moves.BC_whole) {
+        if (mine && n < N && t < t_end) {
+          BC[j] = load_vector_read_only(&from(b, t0, place.group, 0) +
+                                        (t * static_cast<int>(from.stride(1)) + n * static_cast<int>(from.stride(3))));
+        }
         continue;
       }
 #pragma unroll
       for (int k = 0; k < V; ++k) {
-        const int nk = p.schedule.BC_along_time ? n : n + k;
-        const std::int64_t tk = t0 + (p.schedule.BC_along_time ? t + k : t);
-        if (mine && nk < N && tk < place.tokens.end) insert_element(BC[j], k, from(b, tk, place.group, nk));
+        const int nk = p.schedule.moves.BC_along_time ? n : n + k;
+        const int tk = p.schedule.moves.BC_along_time ? t + k : t;
+        if (mine && nk < N && tk < t_end) insert_element(BC[j], k, from(b, t0 + tk, place.group, nk));
       }
     }
   };
@@ -266,7 +288,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, State
       int n = 0;
       BC_place(j, t, n);
       float* to = (j * Tile::threads + tid < BC_vectors / 2 ? sm.B : sm.C) + t * Tile::BC_pitch + n;
-      if (p.schedule.BC_along_time) {
+      if (p.schedule.moves.BC_along_time) {
 #pragma unroll
         for (int k = 0; k < V; ++k) to[k * Tile::BC_pitch] = static_cast<float>(element_of(BC[j], k));
       } else {
@@ -289,7 +311,8 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, State
     fetch(t0 + Tile::tokens, buffer ^ 1);
     fetch_BC(t0 + Tile::tokens);
     __pipeline_wait_prior(1);
-    const int left = static_cast<int>(place.tokens.end - t0 < Tile::tokens ? place.tokens.end - t0 : Tile::tokens);
+    const int left = tile_at(t0).tokens(Tile::tokens);
+    const int c_end = tile_at(t0).channels(Tile::channels);
 
     for (int i = tid; i < Tile::vectors; i += Tile::threads) {
       const place_type v(i);
@@ -297,9 +320,11 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, State
       const vector<Data> delta = sm.raw[buffer][1][i];
       float dt[V];
       float du[V];
+      float bias[V];
+      per_channel<AlongTime>(bias, sm.bias + v.channel);
 #pragma unroll
       for (int k = 0; k < V; ++k) {
-        dt[k] = static_cast<float>(element_of(delta, k)) + sm.bias[v.channel_of(k)];
+        dt[k] = static_cast<float>(element_of(delta, k)) + bias[k];
         if (p.delta_softplus) dt[k] = softplus<Data>(dt[k]);
         // Beyond the sequence dt is 0: the states stay as they are, and must not see softplus of the bias.
         if (v.t_of(k) >= left) dt[k] = 0.0f;
@@ -323,7 +348,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, State
     __syncthreads();
 
 #pragma unroll 1
-    for (int t = 0; t < Tile::tokens; t += 4) {
+    for (int t = 0; t < left; t += 4) {
       const int at = Tile::at(channel, t);
       const float4 dt4 = *reinterpret_cast<const float4*>(&sm.dt[at]);
       const float4 du4 = *reinterpret_cast<const float4*>(&sm.du[at]);
@@ -373,9 +398,11 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, State
       const place_type v(i);
       const vector<Data> u = sm.raw[buffer][0][i];
       float y[V];
+      float D[V];
+      per_channel<AlongTime>(D, sm.D + v.channel);
 #pragma unroll
       for (int k = 0; k < V; ++k) {
-        y[k] = fmaf(sm.D[v.channel_of(k)], static_cast<float>(element_of(u, k)),
+        y[k] = fmaf(D[k], static_cast<float>(element_of(u, k)),
                     sm.dt[Tile::at(v.channel_of(k), v.t_of(k))]);
       }
       if (p.z.data() != nullptr) {
@@ -385,15 +412,15 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, State
       }
       const vector<Data> rounded = round_to_vector<Data>(y);
       if (whole) {
-        if (t0 + v.t < place.tokens.end && place.first + v.channel < place.end) {
-          store_vector(&p.y(b, t0 + v.t, place.first + v.channel), rounded);
+        if (v.t < left && v.channel < c_end) {
+          store_vector(tile_view<Data>(p.y, tile_at(t0)).at(v.t, v.channel), rounded);
         }
       } else {
 #pragma unroll
         for (int k = 0; k < V; ++k) {
-          const std::int64_t t = t0 + v.t_of(k);
-          const std::int64_t c = place.first + v.channel_of(k);
-          if (t < place.tokens.end && c < place.end) p.y(b, t, c) = element_of(rounded, k);
+          const int t = v.t_of(k);
+          const int c = v.channel_of(k);
+          if (t < left && c < c_end) p.y(b, t0 + t, place.first + c) = element_of(rounded, k);
         }
       }
     }
@@ -417,7 +444,8 @@ POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, co
     const grid g{.blocks = p.schedule.blocks,
                  .threads = threads_of(splits[Choice]),
                  .shared_bytes = sizeof(tile<Data, Lanes, States>)};
-    const bool along_time = p.schedule.access == access::time_vectors || p.schedule.access == access::time_elements;
+    const bool along_time =
+        p.schedule.moves.access == access::time_vectors || p.schedule.moves.access == access::time_elements;
     s = launch(name, exec, g,
                along_time ? selective_scan_fwd_kernel<Data, Lanes, States, true>
                           : selective_scan_fwd_kernel<Data, Lanes, States, false>,

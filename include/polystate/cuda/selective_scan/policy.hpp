@@ -10,6 +10,7 @@
 #include <polystate/selective_scan.hpp>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan {
 
@@ -42,28 +43,50 @@ enum class access {
   time_elements      ///< one by one, neighbouring threads along time
 };
 
+/// How a call moves its operands.
+struct operand_access {
+  scan::access access = scan::access::channel_elements;
+  bool BC_along_time = false;  ///< whether a vector of B and C is of V tokens, not of V states
+  bool BC_whole = false;       ///< whether it is one access
+};
+
 struct forward_schedule {
   split lanes{1, 8};
-  scan::access access = scan::access::channel_elements;
-  bool BC_along_time = false;       ///< whether a vector of B and C is of V tokens, not of V states
-  bool BC_whole = false;            ///< whether it is one access
+  operand_access moves;
+  bool fills = false;               ///< whether the blocks fill the chip
   std::int64_t group_channels = 0;  ///< channels that share B and C
   std::int64_t group_tiles = 0;     ///< blocks across them
   std::int64_t blocks = 0;
 };
 
-template <class Data, class State>
-[[nodiscard]] access choose_access(const selective_scan_args<Data, State>& args) {
-  const auto vectors_along = [&](int dim) {
-    return vectorisable(args.u, dim) && vectorisable(args.delta, dim) && vectorisable(args.z, dim) &&
-           vectorisable(args.y, dim);
+/// `moved`: the (B, T, D) operands that are read or written.
+template <class Data, class State, class... Moved>
+[[nodiscard]] operand_access choose_access(const selective_scan_args<Data, State>& args, const Moved&... moved) {
+  const auto magnitude = [](std::int64_t stride) { return stride < 0 ? -stride : stride; };
+  // Kernels address the elements of a tile, at most this large, by 32-bit offsets from its first.
+  const auto near = [&](const auto& view, std::int64_t tokens, std::int64_t columns) {
+    constexpr int last = std::remove_reference_t<decltype(view)>::rank - 1;
+    return magnitude(view.stride(1)) < (std::int64_t{1} << 30) / tokens &&
+           magnitude(view.stride(last)) < (std::int64_t{1} << 30) / columns;
   };
-  const std::int64_t group_channels = args.u.extent(2) / args.B.extent(2);
+  const auto vectors_along = [&](int dim) { return ((vectorisable(moved, dim) && near(moved, 256, 128)) && ...); };
+  const std::int64_t G = args.B.extent(2);
+  const std::int64_t group_channels = G == 0 ? 0 : args.u.extent(2) / G;
+  operand_access a;
   // A vector must not straddle two groups, nor, where sequences are packed along time, two sequences.
-  if (vectors_along(2) && group_channels % vector_elements<Data> == 0) return access::channel_vectors;
-  if (vectors_along(1) && !args.cu_seqlens) return access::time_vectors;
-  const auto distance = [&](int dim) { return args.u.stride(dim) < 0 ? -args.u.stride(dim) : args.u.stride(dim); };
-  return distance(1) < distance(2) ? access::time_elements : access::channel_elements;
+  if (vectors_along(2) && group_channels % vector_elements<Data> == 0) {
+    a.access = access::channel_vectors;
+  } else if (vectors_along(1) && !args.cu_seqlens) {
+    a.access = access::time_vectors;
+  } else {
+    a.access =
+        magnitude(args.u.stride(1)) < magnitude(args.u.stride(2)) ? access::time_elements : access::channel_elements;
+  }
+  a.BC_along_time = magnitude(args.B.stride(1)) < magnitude(args.B.stride(3));
+  a.BC_whole = near(args.B, 256, 256) && near(args.C, 256, 256) &&
+               (a.BC_along_time ? !args.cu_seqlens && vectorisable(args.B, 1) && vectorisable(args.C, 1)
+                                : vectorisable(args.B, 3) && vectorisable(args.C, 3));
+  return a;
 }
 
 /// How selective_scan() cuts the work. The split, and with it the order of the sums, depends on the number of sequences
@@ -88,13 +111,10 @@ template <class Data, class State>
     if (candidate.capacity() < N || (capacity != 0 && candidate.capacity() != capacity)) continue;
     capacity = candidate.capacity();
     s.lanes = candidate;
-    if (blocks(candidate, batch_invariant ? 1 : sequences) * threads_of(candidate) >= enough) break;
+    s.fills = blocks(candidate, batch_invariant ? 1 : sequences) * threads_of(candidate) >= enough;
+    if (s.fills) break;
   }
-  s.access = choose_access(args);
-  const auto magnitude = [](std::int64_t stride) { return stride < 0 ? -stride : stride; };
-  s.BC_along_time = magnitude(args.B.stride(1)) < magnitude(args.B.stride(3));
-  s.BC_whole = s.BC_along_time ? !args.cu_seqlens && vectorisable(args.B, 1) && vectorisable(args.C, 1)
-                               : vectorisable(args.B, 3) && vectorisable(args.C, 3);
+  s.moves = choose_access(args, args.u, args.delta, args.z, args.y);
   s.group_tiles = tiles_of(s.group_channels, channels_of(s.lanes));
   s.blocks = blocks(s.lanes, sequences);
   return s;
