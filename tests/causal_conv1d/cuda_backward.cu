@@ -182,7 +182,7 @@ TEST(CausalConv1dCudaBackward, EverySchedule) {
       const backward_problem c(s, rng);
       const auto want = on_device(c);
       judge(want, c);
-      const device_backward device(c);
+      device_backward device(c);
       const auto chosen = conv1d::choose_schedule(device.p.args(), device.g.views());
       ASSERT_NE(chosen.tiling.kernel, kernel_kind::general);
       for (int run = chosen.tiling.run; run <= 2048; run *= 2) {
@@ -197,6 +197,10 @@ TEST(CausalConv1dCudaBackward, EverySchedule) {
           const device_memory partials(static_cast<std::size_t>(schedule.rows * (s.W + 1) * s.D) * sizeof(float));
           const auto params =
               conv1d::make_params(device.p.args(), device.g.views(), schedule, static_cast<float*>(partials.data()));
+          device.g.d_x.upload(c.g.d_x);  // poison again
+          device.g.d_weight.upload(c.g.d_weight);
+          device.g.d_bias.upload(c.g.d_bias);
+          POLYSTATE_CUDA_REQUIRE(cudaMemset(partials.data(), 0xff, partials.bytes()));
           ASSERT_TRUE(conv1d::launch_backward("test", on_cuda{}, params).ok());
           const auto got = device.gradients(c);
           SCOPED_TRACE(::testing::Message() << "run " << run << ", rows " << schedule.rows << ", packed " << packed);
