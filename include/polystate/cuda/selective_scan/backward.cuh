@@ -48,8 +48,8 @@ struct backward_params {
   std::int64_t segment_end = 0;
   bool continues = false;  ///< whether a later segment has been walked
 
-  handoff passing;
-  backward_records records;
+  handoff passing{};
+  backward_records records{};
   const float* checkpoints = nullptr;  ///< (checkpoints, D, N): the state before each chunk; absent: all are the first
   float* BC_sums = nullptr;            ///< (B, G, group_tiles, N, 2, segment), optional: dB, dC of each tile
 };
@@ -58,16 +58,16 @@ template <class Data, int Lanes>
 struct backward_tile {
   static constexpr int lanes = Lanes;
   static constexpr int steps = time_backward_steps<Data>;
-  using tile = time_tile<Data, time_warps, lanes, steps>;
-  using operands = state_operands<Data, time_warps, lanes, steps>;
-  static_assert(operands::states == time_warps, "at any time each warp has a state of its own");
+  using tile = time_tile<Data, time_backward_warps, lanes, steps>;
+  using operands = state_operands<Data, time_backward_warps, lanes, steps>;
+  static_assert(operands::states >= time_backward_warps, "at any time each warp has a state of its own");
   static constexpr int lane_pitch = 36;
 
   struct shared {
     Data raw[2][4][tile::elements];  // u, then d_u; delta, then d_delta; z, then d_z; d_y
     typename operands::shared states[2];
-    alignas(16) float sums[operands::states][2][operands::order::pitch];  // dB, dC
-    alignas(16) float dA[time_warps][operands::states][lane_pitch];       // of the lanes
+    alignas(16) float sums[operands::states][2][operands::order::pitch];      // dB, dC
+    alignas(16) float dA[time_backward_warps][operands::states][lane_pitch];  // of the lanes
     int number;
     alignas(16) float carried[1];  // dh (channels, N), dA (channels, N), dD and ddelta_bias (channels, 2)
   };
@@ -130,7 +130,7 @@ __device__ void add_to_sums(float* sums, float (&v)[Steps], int lane_of_warp) {
 }
 
 template <class Data, int Lanes>
-__global__ POLYSTATE_HIDDEN void __launch_bounds__(32 * time_warps)
+__global__ POLYSTATE_HIDDEN void __launch_bounds__(32 * time_backward_warps)
     selective_scan_bwd_kernel(const __grid_constant__ backward_params<Data> p) {
   using Shape = backward_tile<Data, Lanes>;
   using Tile = typename Shape::tile;
@@ -322,8 +322,11 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(32 * time_warps)
               }
             }
             float decay = decay_of_lane;
-            if (lane == 0) after = fmaf(decay, h_start, after);
-            scan_lanes_up<L>(after, decay, lane);
+            if (lane == 0) {
+              after = fmaf(decay, h_start, after);
+              decay = 0.0f;
+            }
+            scan_lanes_up<L>(after, decay);
             float h = __shfl_up_sync(0xffffffffu, after, 1, L);
             if (lane == 0) h = h_start;
 
@@ -352,11 +355,12 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(32 * time_warps)
             found *= e[0];
             decay = decay_of_lane;
             float grad = 0.0f;
-            if (lane == L - 1 && has_channel) {
-              grad = carried;
+            if (lane == L - 1) {
+              if (has_channel) grad = carried;
               found = fmaf(decay, grad, found);
+              decay = 0.0f;
             }
-            scan_lanes_down<L>(found, decay, lane);
+            scan_lanes_down<L>(found, decay);
             const float from_later = __shfl_down_sync(0xffffffffu, found, 1, L);
             if (lane != L - 1) grad = from_later;
             __syncwarp();  // the last lane has read what lane 0 writes

@@ -87,6 +87,7 @@ backward_plan<Data> plan_backward(const selective_scan_args<Data, State>& args,
                    .passes = passes};
   plan.forward = time_params(
       args, choose_time_forward(args, choose_access(args, args.u, args.delta), multiprocessors, batch_invariant));
+  plan.forward.C = {};  // states alone
   plan.forward.schedule.checkpoint_tokens = chunk;
   while (chunk > time_forward_steps<Data> << plan.forward.checkpoint_shift) ++plan.forward.checkpoint_shift;
   return plan;

@@ -402,8 +402,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, State
       per_channel<AlongTime>(D, sm.D + v.channel);
 #pragma unroll
       for (int k = 0; k < V; ++k) {
-        y[k] = fmaf(D[k], static_cast<float>(element_of(u, k)),
-                    sm.dt[Tile::at(v.channel_of(k), v.t_of(k))]);
+        y[k] = fmaf(D[k], static_cast<float>(element_of(u, k)), sm.dt[Tile::at(v.channel_of(k), v.t_of(k))]);
       }
       if (p.z.data() != nullptr) {
         const vector<Data> z = sm.raw[buffer][2][i];

@@ -32,7 +32,7 @@ struct time_forward_params {
   bool delta_softplus = false;
   time_schedule schedule;
 
-  handoff passing;                 ///< cut::stream
+  handoff passing{};               ///< cut::stream
   float* records = nullptr;        ///< (S, D, N), cut::stream: the state where a tile is cut
   float* piece_states = nullptr;   ///< (pieces, S, D, N), cut::split: before the join states after a piece that began
                                    ///< at zero (the first: at the initial state), after it states before a piece
@@ -196,8 +196,9 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(32 * time_warps)
           if (lane == 0) {
             h = carried;
             after = fmaf(decay, h, after);
+            decay = 0.0f;
           }
-          scan_lanes_up<L>(after, decay, lane);
+          scan_lanes_up<L>(after, decay);
           const float before = __shfl_up_sync(0xffffffffu, after, 1, L);
           if (lane != 0) h = before;
           __syncwarp();  // lane 0 has read what the last one writes

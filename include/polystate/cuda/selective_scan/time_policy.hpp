@@ -14,10 +14,8 @@
 
 namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan {
 
-/// Warps of a block.
+/// Warps of a block, lanes of a channel, and tokens of a lane, in the forward: a chunk of 256 tokens, of float 128.
 inline constexpr int time_warps = 16;
-
-/// Lanes of a channel, and tokens of a lane, in the forward: a chunk of 256 tokens, of float 128.
 inline constexpr int time_lanes = 16;
 template <class Data>
 inline constexpr int time_forward_steps = sizeof(Data) == 4 ? 8 : 16;
@@ -26,6 +24,7 @@ inline constexpr int time_forward_chunk = time_lanes* time_forward_steps<Data>;
 
 /// Lanes of a channel in the backward, few for short sequences, and tokens of a lane. The first are used above
 /// time_backward_short tokens, or N above time_backward_short_N, where the second's shared memory ends.
+inline constexpr int time_backward_warps = 16;
 inline constexpr int time_backward_lanes[] = {16, 4};
 template <class Data>
 inline constexpr int time_backward_steps = sizeof(Data) == 4 ? 4 : 8;
@@ -66,13 +65,13 @@ template <class Data, class State>
   return !batch_invariant && T / rows >= 2 * time_forward_chunk<Data>;
 }
 
-/// How `sequences` of T tokens in all are cut into tiles of `tile_channels` and chunks of `chunk_tokens`. May split:
-/// whether a join of pieces is offered. The number of pieces, and with it the order of sums, depends on the number of
-/// sequences unless the call is batch invariant.
+/// How sequences are cut into tiles of `tile_channels` and chunks of `chunk_tokens`, where `slots` blocks run at a
+/// time. May split: whether a join of pieces is offered. The number of pieces, and with it the order of sums, depends
+/// on the number of sequences unless the call is batch invariant.
 template <class Data, class State>
 [[nodiscard]] time_schedule choose_time_schedule(const selective_scan_args<Data, State>& args,
                                                  const operand_access& moves, std::int64_t tile_channels,
-                                                 std::int64_t chunk_tokens, int multiprocessors, bool batch_invariant,
+                                                 std::int64_t chunk_tokens, int slots, bool batch_invariant,
                                                  bool may_split) {
   time_schedule s;
   const sequences all(args.u.extent(0), args.u.extent(1), args.cu_seqlens);
@@ -91,15 +90,15 @@ template <class Data, class State>
   s.blocks = s.tiles;
   if (s.packed || s.chunks == 0 || s.tiles == 0) return s;
   // Pieces but the last are walked twice, the first time for the state after them: from three pieces on it pays.
-  const std::int64_t pieces = std::min(multiprocessors / (batch_invariant ? row_tiles : s.tiles), s.chunks / 2);
+  const std::int64_t pieces = std::min(slots / (batch_invariant ? row_tiles : s.tiles), s.chunks / 2);
   if (may_split && pieces >= 3) {
     s.how = cut::split;
     s.piece_chunks = tiles_of(s.chunks, pieces);
     s.pieces = tiles_of(s.chunks, s.piece_chunks);
     s.blocks = s.tiles * s.pieces;
-  } else if (s.tiles > multiprocessors && s.tiles % multiprocessors != 0) {
+  } else if (s.tiles > slots && s.tiles % slots != 0) {
     s.how = cut::stream;
-    s.blocks = multiprocessors;
+    s.blocks = slots;
   }
   return s;
 }

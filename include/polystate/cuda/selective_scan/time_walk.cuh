@@ -98,30 +98,24 @@ class block_pieces {
 };
 
 /// x <- decay * (x of the lane before) + x, composed over the `Lanes` lanes of a channel: afterwards each holds the
-/// state after its tokens, given that lane 0's x took the state before them in. decay is used up.
+/// state after its tokens, given that lane 0's x took the state before them in and that its decay is 0 now, so that
+/// nothing comes from before it. decay is used up.
 template <int Lanes>
-__device__ void scan_lanes_up(float& x, float& decay, int lane) {
+__device__ void scan_lanes_up(float& x, float& decay) {
 #pragma unroll
   for (int apart = 1; apart < Lanes; apart *= 2) {
-    const float before = __shfl_up_sync(0xffffffffu, x, apart, Lanes);
-    const float decay_before = __shfl_up_sync(0xffffffffu, decay, apart, Lanes);
-    if (lane >= apart) {
-      x = fmaf(decay, before, x);
-      decay *= decay_before;
-    }
+    // A lane without one so far before it gets its own numbers, and its decay is 0 by then.
+    x = fmaf(decay, __shfl_up_sync(0xffffffffu, x, apart, Lanes), x);
+    decay *= __shfl_up_sync(0xffffffffu, decay, apart, Lanes);
   }
 }
 /// The same from the last lane to the first.
 template <int Lanes>
-__device__ void scan_lanes_down(float& x, float& decay, int lane) {
+__device__ void scan_lanes_down(float& x, float& decay) {
 #pragma unroll
   for (int apart = 1; apart < Lanes; apart *= 2) {
-    const float after = __shfl_down_sync(0xffffffffu, x, apart, Lanes);
-    const float decay_after = __shfl_down_sync(0xffffffffu, decay, apart, Lanes);
-    if (lane + apart < Lanes) {
-      x = fmaf(decay, after, x);
-      decay *= decay_after;
-    }
+    x = fmaf(decay, __shfl_down_sync(0xffffffffu, x, apart, Lanes), x);
+    decay *= __shfl_down_sync(0xffffffffu, decay, apart, Lanes);
   }
 }
 
