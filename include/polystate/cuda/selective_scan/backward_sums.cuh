@@ -55,9 +55,10 @@ struct record_sum_params {
 };
 
 /// One thread a state of a channel: its gradient in each sequence, then the sums over sequences.
-__global__ POLYSTATE_HIDDEN void __launch_bounds__(sum_threads)
+template <int Threads>
+__global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
     selective_scan_record_sum_kernel(const __grid_constant__ record_sum_params p) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * sum_threads + threadIdx.x;
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * Threads + threadIdx.x;
   if (i < p.rows * p.D * p.N && p.d_initial_state.given()) {
     p.d_initial_state.store(p.records.dh[i], i / (p.D * p.N), i / p.N % p.D, i % p.N);
   }
@@ -84,7 +85,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(sum_threads)
 inline POLYSTATE_HIDDEN status launch_record_sum(const char* name, const on_cuda& exec, const record_sum_params& p) {
   const std::int64_t threads = p.rows * p.D * p.N > p.D * p.N ? p.rows * p.D * p.N : p.D * p.N;
   const grid g{.blocks = tiles_of(threads, sum_threads), .threads = sum_threads};
-  return launch(name, exec, g, selective_scan_record_sum_kernel, p);
+  return launch(name, exec, g, selective_scan_record_sum_kernel<sum_threads>, p);
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan

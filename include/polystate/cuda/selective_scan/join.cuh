@@ -23,12 +23,13 @@ struct join_params {
 
 constexpr int join_threads = 128;
 
-__global__ POLYSTATE_HIDDEN void __launch_bounds__(join_threads)
+template <int Threads>
+__global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
     selective_scan_join_kernel(const __grid_constant__ join_params p) {
   constexpr float log2_e = 1.44269504088896341f;
   const std::int64_t D = p.A.extent(0);
   const std::int64_t N = p.A.extent(1);
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * join_threads + threadIdx.x;
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * Threads + threadIdx.x;
   if (i >= p.rows * D * N) return;
   const std::int64_t channel = i / N;
   const float A = p.A(channel % D, i % N) * log2_e;
@@ -44,7 +45,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(join_threads)
 
 inline POLYSTATE_HIDDEN status launch_join(const char* name, const on_cuda& exec, const join_params& p) {
   const grid g{.blocks = tiles_of(p.rows * p.A.size(), join_threads), .threads = join_threads};
-  return launch(name, exec, g, selective_scan_join_kernel, p);
+  return launch(name, exec, g, selective_scan_join_kernel<join_threads>, p);
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan
