@@ -6,6 +6,7 @@
 
 #include <polystate/cuda/device.cuh>
 #include <polystate/cuda/gated_delta_rule/operands.cuh>
+#include <polystate/cuda/recurrence/backward_launch.cuh>
 #include <polystate/cuda/recurrence/forward.cuh>
 #include <polystate/cuda/recurrence/policy.hpp>
 #include <polystate/cuda/recurrence/step.cuh>
@@ -33,6 +34,41 @@ status check_delta_operands(const char* name, const on_cuda& exec, const Args& a
 
 }  // namespace detail::inline POLYSTATE_BUILD::cuda::recurrence
 
+namespace detail::inline POLYSTATE_BUILD::cuda::recurrence {
+
+template <class Data, class Rule, class State>
+backward_call<form_of_rule<Rule>> make_backward_call(const gated_delta_rule_args<Data, Rule, State>& args,
+                                                     const gated_delta_rule_grads<Data, Rule, State>& grads) {
+  const auto in = operands_of(args);
+  backward_call<form_of_rule<Rule>> call;
+  call.in = make_shared_operands(in, tensor_view<Data, 4>());
+  call.in.out = any_element_view<4>(grads.d_o);
+  call.form = make_form(in);
+  call.all = sequences(args.q.extent(0), args.q.extent(1), args.cu_seqlens);
+  call.batch = args.q.extent(0);
+  call.time = args.q.extent(1);
+  call.initial_state = any_element_view<4>(args.initial_state);
+  call.d_final_state = any_element_view<4>(grads.d_final_state);
+  call.d_initial_state = any_element_view<4>(grads.d_initial_state);
+  call.d_query = any_element_view<4>(grads.d_q);
+  call.d_key = any_element_view<4>(grads.d_k);
+  call.d_value = any_element_view<4>(grads.d_v);
+  call.gates = {.d_g = grads.d_g, .d_beta = grads.d_beta};
+  call.wants_gates = grads.d_g || grads.d_beta;
+  return call;
+}
+
+}  // namespace detail::inline POLYSTATE_BUILD::cuda::recurrence
+
+/// For the operands of a valid call; 0 for one that check() refuses.
+template <class Data, class Rule, class State>
+std::size_t workspace_bytes(const on_cuda&, const gated_delta_rule_args<Data, Rule, State>& args,
+                            const gated_delta_rule_grads<Data, Rule, State>& grads) {
+  namespace rec = detail::cuda::recurrence;
+  if (!check(args, grads).ok() || !gated_delta_rule_limits::cuda_dk.contains(args.q.extent(3))) return 0;
+  return rec::scratch_bytes(rec::make_plan(rec::make_backward_call(args, grads)));
+}
+
 /// What on_cuda asks of the operands: check(), dk and dv up to 512, a stream of the current device, and a workspace, if
 /// given, that is aligned and large enough. Reads no elements.
 template <class Dims = dims<>, class Data, class Rule, class State>
@@ -44,6 +80,12 @@ template <class Dims = dims<>, class Data, class Rule, class State>
 [[nodiscard]] status check(const on_cuda& exec, const gated_delta_rule_step_args<Data, Rule, State>& args) {
   return detail::cuda::recurrence::check_delta_operands("gated_delta_rule_step", exec, args, check<Dims>(args),
                                                         workspace_bytes(exec, args));
+}
+template <class Dims = dims<>, class Data, class Rule, class State>
+[[nodiscard]] status check(const on_cuda& exec, const gated_delta_rule_args<Data, Rule, State>& args,
+                           const gated_delta_rule_grads<Data, Rule, State>& grads) {
+  return detail::cuda::recurrence::check_delta_operands("gated_delta_rule_backward", exec, args,
+                                                        check<Dims>(args, grads), workspace_bytes(exec, args, grads));
 }
 
 /// check(), and the contents of the index operands. Copies them to the host and waits for exec.stream, so it cannot run
@@ -84,9 +126,12 @@ status try_gated_delta_rule(const on_cuda& exec, const gated_delta_rule_args<Dat
   const rec::forward_params<rec::form_of_rule<Rule>> params = {
       .in = rec::make_shared_operands(in, args.o),
       .form = rec::make_form(in),
-      .items = sequences(args.q.extent(0), args.q.extent(1), args.cu_seqlens),
+      .items = rec::work_items(sequences(args.q.extent(0), args.q.extent(1), args.cu_seqlens), args.q.extent(1)),
       .initial_state = detail::cuda::any_element_view<4>(args.initial_state),
-      .final_state = detail::cuda::any_element_view<4>(args.final_state)};
+      .final_state = detail::cuda::any_element_view<4>(args.final_state),
+      .carry_in = {},
+      .carry_out = {},
+      .record = {}};
   return rec::launch_forward<typename rec::key_dims_of<Dims>::list>(name, exec, params);
 }
 
@@ -103,6 +148,23 @@ status try_gated_delta_rule_step(const on_cuda& exec, const gated_delta_rule_ste
       rec::make_step_params(rec::make_shared_operands(in, args.o), rec::make_form(in),
                             state_pool(args.state.extent(0), args.read_indices, args.write_indices), args.state,
                             args.intermediate_states));
+}
+
+template <class Dims, class Data, class Rule, class State>
+status try_gated_delta_rule_backward(const on_cuda& exec, const gated_delta_rule_args<Data, Rule, State>& args,
+                                     const gated_delta_rule_grads<Data, Rule, State>& grads) {
+  namespace rec = detail::cuda::recurrence;
+  static_assert(detail::cuda::is_element<Data>, "gated_delta_rule on_cuda takes float, half and bfloat16 data");
+  static_assert(detail::cuda::is_element<State>, "gated_delta_rule on_cuda takes float, half and bfloat16 states");
+  constexpr const char* name = "gated_delta_rule_backward";
+  if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
+  const auto call = rec::make_backward_call(args, grads);
+  const rec::backward_plan plan = rec::make_plan(call);
+  const detail::cuda::scratch memory(name, exec, rec::scratch_bytes(plan));
+  if (!memory.result().ok()) return memory.result();
+  detail::cuda::workspace_carver hand_out(memory.data());
+  return rec::launch_backward<typename rec::key_dims_of<Dims>::list>(name, exec, call, plan,
+                                                                     rec::carve(hand_out, plan));
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

@@ -5,9 +5,11 @@
 /// ssd on CUDA: docs/ssd.md says which kernel runs when.
 
 #include <polystate/cuda/device.cuh>
+#include <polystate/cuda/recurrence/backward_launch.cuh>
 #include <polystate/cuda/recurrence/forward.cuh>
 #include <polystate/cuda/recurrence/policy.hpp>
 #include <polystate/cuda/recurrence/step.cuh>
+#include <polystate/cuda/ssd/head_gradients.cuh>
 #include <polystate/cuda/ssd/operands.cuh>
 #include <polystate/cuda/workspace.cuh>
 #include <polystate/ssd.hpp>
@@ -33,6 +35,63 @@ status check_ssd_operands(const char* name, const on_cuda& exec, const Args& arg
 
 }  // namespace detail::inline POLYSTATE_BUILD::cuda::recurrence
 
+namespace detail::inline POLYSTATE_BUILD::cuda::recurrence {
+
+template <class Data, class State>
+backward_call<ssd_form> make_backward_call(const ssd_args<Data, State>& args, const ssd_grads<Data, State>& grads) {
+  const auto in = operands_of(args);
+  backward_call<ssd_form> call;
+  call.in = make_shared_operands(in, tensor_view<Data, 4>());
+  call.in.out = any_element_view<4>(grads.d_y);
+  call.form = make_form(in);
+  call.all = sequences(args.x.extent(0), args.x.extent(1), args.cu_seqlens);
+  call.batch = args.x.extent(0);
+  call.time = args.x.extent(1);
+  call.initial_state = any_element_view<4>(args.initial_state);
+  call.d_final_state = any_element_view<4>(grads.d_final_state);
+  call.d_initial_state = any_element_view<4>(grads.d_initial_state);
+  call.d_query = any_element_view<4>(grads.d_C);
+  call.d_key = any_element_view<4>(grads.d_B);
+  call.d_value = any_element_view<4>(grads.d_x);
+  call.d_z = any_element_view<4>(grads.d_z);
+  call.gates = {.d_dt = any_element_view<3>(grads.d_dt)};
+  call.wants_head_sums = grads.d_A || grads.d_dt_bias;
+  call.wants_gates = grads.d_dt || call.wants_head_sums;
+  call.wants_skip = static_cast<bool>(grads.d_D);
+  return call;
+}
+
+/// The whole backward pass in scratch memory of the plan's size.
+template <class Data, class State>
+POLYSTATE_HIDDEN status run_backward(const char* name, const on_cuda& exec, const backward_call<ssd_form>& call,
+                                     const backward_plan& plan, void* memory, const ssd_grads<Data, State>& grads) {
+  workspace_carver hand_out(memory);
+  const backward_scratch scratch = carve(hand_out, plan);
+  const status s = launch_backward<key_dims>(name, exec, call, plan, scratch);
+  if (!s.ok() || (!plan.wants_head_sums && !plan.wants_skip)) return s;
+  const head_gradient_params heads = {.head_sums = scratch.head_sums,
+                                      .d_skip = scratch.d_skip,
+                                      .batch = plan.batch,
+                                      .sequences = plan.sequences,
+                                      .heads = plan.heads,
+                                      .dv = plan.dv,
+                                      .d_A = grads.d_A,
+                                      .d_dt_bias = grads.d_dt_bias,
+                                      .d_D = grads.d_D};
+  return launch(name, exec, grid{.blocks = plan.heads, .threads = split::threads},
+                ssd_head_gradient_kernel<split::threads>, heads);
+}
+
+}  // namespace detail::inline POLYSTATE_BUILD::cuda::recurrence
+
+/// For the operands of a valid call; 0 for one that check() refuses.
+template <class Data, class State>
+std::size_t workspace_bytes(const on_cuda&, const ssd_args<Data, State>& args, const ssd_grads<Data, State>& grads) {
+  namespace rec = detail::cuda::recurrence;
+  if (!check(args, grads).ok() || !ssd_limits::cuda_N.contains(args.B.extent(3))) return 0;
+  return rec::scratch_bytes(rec::make_plan(rec::make_backward_call(args, grads)));
+}
+
 /// What on_cuda asks of the operands: check(), P and N up to 512, a stream of the current device, and a workspace, if
 /// given, that is aligned and large enough. Reads no elements.
 template <class Data, class State>
@@ -42,6 +101,12 @@ template <class Data, class State>
 template <class Data, class State>
 [[nodiscard]] status check(const on_cuda& exec, const ssd_step_args<Data, State>& args) {
   return detail::cuda::recurrence::check_ssd_operands("ssd_step", exec, args, check(args), workspace_bytes(exec, args));
+}
+template <class Data, class State>
+[[nodiscard]] status check(const on_cuda& exec, const ssd_args<Data, State>& args,
+                           const ssd_grads<Data, State>& grads) {
+  return detail::cuda::recurrence::check_ssd_operands("ssd_backward", exec, args, check(args, grads),
+                                                      workspace_bytes(exec, args, grads));
 }
 
 /// check(), and the contents of the index operands. Copies them to the host and waits for exec.stream, so it cannot run
@@ -81,9 +146,12 @@ status try_ssd(const on_cuda& exec, const ssd_args<Data, State>& args) {
   const rec::forward_params<rec::ssd_form> params = {
       .in = rec::make_shared_operands(in, args.y),
       .form = rec::make_form(in),
-      .items = sequences(args.x.extent(0), args.x.extent(1), args.cu_seqlens),
+      .items = rec::work_items(sequences(args.x.extent(0), args.x.extent(1), args.cu_seqlens), args.x.extent(1)),
       .initial_state = detail::cuda::any_element_view<4>(args.initial_state),
-      .final_state = detail::cuda::any_element_view<4>(args.final_state)};
+      .final_state = detail::cuda::any_element_view<4>(args.final_state),
+      .carry_in = {},
+      .carry_out = {},
+      .record = {}};
   return rec::launch_forward<rec::key_dims>("ssd", exec, params);
 }
 
@@ -99,6 +167,20 @@ status try_ssd_step(const on_cuda& exec, const ssd_step_args<Data, State>& args)
       rec::make_step_params(rec::make_shared_operands(in, args.y), rec::make_form(in),
                             state_pool(args.state.extent(0), args.read_indices, args.write_indices), args.state,
                             args.intermediate_states));
+}
+
+template <class Data, class State>
+status try_ssd_backward(const on_cuda& exec, const ssd_args<Data, State>& args, const ssd_grads<Data, State>& grads) {
+  namespace rec = detail::cuda::recurrence;
+  static_assert(detail::cuda::is_element<Data>, "ssd on_cuda takes float, half and bfloat16 data");
+  static_assert(detail::cuda::is_element<State>, "ssd on_cuda takes float, half and bfloat16 states");
+  constexpr const char* name = "ssd_backward";
+  if (status s = check(exec, args, grads); !s.ok()) return s;
+  const auto call = rec::make_backward_call(args, grads);
+  const rec::backward_plan plan = rec::make_plan(call);
+  const detail::cuda::scratch memory(name, exec, rec::scratch_bytes(plan));
+  if (!memory.result().ok()) return memory.result();
+  return rec::run_backward(name, exec, call, plan, memory.data(), grads);
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

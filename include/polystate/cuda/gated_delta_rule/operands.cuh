@@ -28,6 +28,21 @@ struct delta_form {
     return {.alpha = expf(in.first), .write = in.second};
   }
   [[nodiscard]] __device__ float finish(float o, float, float, std::int64_t, std::int64_t) const { return o; }
+  [[nodiscard]] __device__ output_gradient finish_backward(float, float, float, float d_out, std::int64_t,
+                                                           std::int64_t) const {
+    return {.d_o = d_out, .d_value = 0.0f, .d_z = 0.0f, .d_skip = 0.0f};
+  }
+
+  struct gate_gradients {
+    tensor_view<float, 3> d_g;     ///< (B, T, heads)
+    tensor_view<float, 3> d_beta;  ///< (B, T, heads)
+  };
+  __device__ float2 store_gate_gradient(const gate_gradients& to, float d_log_alpha, float d_write, std::int64_t b,
+                                        std::int64_t t, std::int64_t head, const head_numbers&) const {
+    if (to.d_g.data() != nullptr) to.d_g(b, t, head) = d_log_alpha;
+    if (to.d_beta.data() != nullptr) to.d_beta(b, t, head) = d_write;
+    return make_float2(0.0f, 0.0f);
+  }
 };
 
 template <class Rule>

@@ -6,11 +6,11 @@
 /// walks along its item's tokens, four at a time: the dot products of all four with the state at their start are summed
 /// over the group together, and what the four do to each other is a 4 x 4 triangular system a row.
 
-#include <polystate/core/sequences.hpp>
 #include <polystate/cuda/launch.cuh>
 #include <polystate/cuda/recurrence/operands.cuh>
 #include <polystate/cuda/recurrence/policy.hpp>
 #include <polystate/cuda/recurrence/tile.cuh>
+#include <polystate/cuda/recurrence/work_items.hpp>
 
 #include <cuda_pipeline.h>
 
@@ -19,14 +19,22 @@
 
 namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence {
 
-/// What one item of work is: a token range with a state of its own, a sequence say. `Items` has size() and, on the
-/// device, operator[](i), a token_range; item i has row i of both states.
-template <class Form, class Items = sequences>
+/// What a forward pass keeps for the backward one; nothing where `states` is null.
+struct recording {
+  float4* states = nullptr;  ///< at each tile's start: [tile][head][row tile][register][thread]
+  float* read = nullptr;     ///< scale D(t) S q_t of each token, S its chunk's first state: [token][head][dv]
+  float* error = nullptr;    ///< e_t, in forms that erase
+  float* erased = nullptr;   ///< D(t) S k_t, likewise
+};
+
+template <class Form>
 struct forward_params {
-  shared_operands in;
+  shared_operands in;  ///< out may be absent
   Form form;
-  Items items;
+  work_items items;
   any_element_view<4> initial_state, final_state;  ///< (items, heads, dv, dk)
+  any_element_view<4> carry_in, carry_out;         ///< (carried, heads, dv, dk)
+  recording record;
 };
 
 /// Shared memory of a block. Behind it lie the rows of a tile as they come from memory: keys, queries, and two buffers
@@ -53,20 +61,21 @@ struct alignas(16) forward_tile {
   }
 };
 
-/// One row over a chunk: u and o from the dot products with the state at its start.
+/// One row over a chunk: e, u and o from the dot products with the state at its start.
 template <bool Erases>
 __device__ void solve_row(const chunk_numbers& c, const float (&dots)[(Erases ? 2 : 1) * chunk_tokens],
-                          const float (&v)[chunk_tokens], float (&u)[chunk_tokens], float (&o)[chunk_tokens]) {
+                          const float (&v)[chunk_tokens], float (&e)[chunk_tokens], float (&u)[chunk_tokens],
+                          float (&o)[chunk_tokens]) {
   constexpr int M = chunk_tokens;
 #pragma unroll
   for (int t = 0; t < M; ++t) {
-    float e = v[t];
+    e[t] = v[t];
     if constexpr (Erases) {
-      e = fmaf(-c.decay[t], dots[t], e);
+      e[t] = fmaf(-c.decay[t], dots[t], e[t]);
 #pragma unroll
-      for (int s = 0; s < t; ++s) e = fmaf(-c.key_key[chunk_numbers::below(t, s)], u[s], e);
+      for (int s = 0; s < t; ++s) e[t] = fmaf(-c.key_key[chunk_numbers::below(t, s)], u[s], e[t]);
     }
-    u[t] = c.write[t] * e;
+    u[t] = c.write[t] * e[t];
     float sum = c.read[t] * dots[(Erases ? M : 0) + t];
 #pragma unroll
     for (int s = 0; s <= t; ++s) sum = fmaf(c.query_key[chunk_numbers::upto(t, s)], u[s], sum);
@@ -74,9 +83,9 @@ __device__ void solve_row(const chunk_numbers& c, const float (&dots)[(Erases ? 
   }
 }
 
-template <class Form, int Padded, class Items>
+template <class Form, int Padded>
 __global__ POLYSTATE_HIDDEN void __launch_bounds__(split::threads, 3)
-    recurrence_fwd_kernel(const __grid_constant__ forward_params<Form, Items> p) {
+    recurrence_fwd_kernel(const __grid_constant__ forward_params<Form> p) {
   using Tile = forward_tile<Padded>;
   constexpr split Split = Tile::Split;
   constexpr int L = Split.lanes;
@@ -101,6 +110,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(split::threads, 3)
   const auto heads = static_cast<unsigned>(in.heads());
   const std::int64_t head = blockIdx.x / row_tiles % heads;
   const std::int64_t item = blockIdx.x / row_tiles / heads;
+  if (!p.items.active(item)) return;
   const token_range tokens = p.items[item];
   const std::int64_t b = tokens.batch;
   const std::int64_t group = in.group_of(head);
@@ -116,7 +126,9 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(split::threads, 3)
   const auto buffer_of = [&](char* raw, int buffer) { return raw + buffer * Tile::T * Tile::rows * element_bytes; };
 
   float S[R][C];
-  load_rows<L>(S, p.initial_state, item, head, block_row + warp_row + group_row, dv, dk, lane);
+  const bool starts = p.items.starts(item);
+  load_rows<L>(S, starts ? p.initial_state : p.carry_in, starts ? item : p.items.carry_row(item), head,
+               block_row + warp_row + group_row, dv, dk, lane);
 
   const head_numbers numbers = p.form.numbers_of(head);
   gate_inputs next_gate;
@@ -138,6 +150,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(split::threads, 3)
   };
   // Four neighbouring rows of a token at a time.
   const auto store_out = [&](std::int64_t t0, int buffer) {
+    if (!in.out.given()) return;
     const int n = tokens_at(t0);
     for (int i = tid; i < n * (Tile::rows / 4); i += threads) {
       const int t = i / (Tile::rows / 4);
@@ -184,6 +197,18 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(split::threads, 3)
     fill_chunks<Form::erases, Padded, Tile::chunks, threads>(sm.k, sm.q, sm.alpha, sm.write, in.scale, sm.chunk);
     __syncthreads();
 
+    if (p.record.states != nullptr) {
+      const std::int64_t tile = p.items.first_tile(item, Tile::T) + (t0 - tokens.begin) / Tile::T;
+      float4* const to =
+          p.record.states + ((tile * heads + head) * row_tiles + block_row / Tile::rows) * (R * C / 4) * threads;
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+#pragma unroll
+        for (int i = 0; i < C; i += 4) {
+          to[(r * C + i) / 4 * threads + tid] = make_float4(S[r][i], S[r][i + 1], S[r][i + 2], S[r][i + 3]);
+        }
+      }
+    }
     const char* const values = buffer_of(raw_v, buffer);
 #pragma unroll 1
     for (int chunk = 0; chunk * M < n && works; ++chunk) {
@@ -213,6 +238,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(split::threads, 3)
       const int row = tid % 32;
       if (row < Split.warp_rows()) {
         float v[M];
+        float e[M];
         float u[M];
         float o[M];
 #pragma unroll
@@ -227,11 +253,21 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(split::threads, 3)
           const float4 d = *reinterpret_cast<const float4*>(&sm.dots[warp][row * dots_per_row + i]);
           dots[i] = d.x, dots[i + 1] = d.y, dots[i + 2] = d.z, dots[i + 3] = d.w;
         }
-        solve_row<Form::erases>(c, dots, v, u, o);
+        solve_row<Form::erases>(c, dots, v, e, u, o);
 #pragma unroll
         for (int t = 0; t < M; ++t) {
           sm.o[(chunk * M + t) * Tile::rows + warp_row + row] = o[t];
-          if (chunk * M + t >= n) u[t] = 0.0f;  // not write * e, which is NaN where the state is infinite
+          if (chunk * M + t >= n) {
+            u[t] = 0.0f;  // not write * e, which is NaN where the state is infinite
+          } else if (p.record.states != nullptr && warp_row + row < block_rows) {
+            const std::int64_t at =
+                (p.items.token_index(b, t0 + chunk * M + t) * heads + head) * dv + block_row + warp_row + row;
+            p.record.read[at] = c.read[t] * dots[(Form::erases ? M : 0) + t];
+            if constexpr (Form::erases) {
+              p.record.error[at] = e[t];
+              p.record.erased[at] = c.decay[t] * dots[t];
+            }
+          }
         }
         *reinterpret_cast<float4*>(&sm.u[warp][row * M]) =
             make_float4(c.end[0] * u[0], c.end[1] * u[1], c.end[2] * u[2], c.end[3] * u[3]);
@@ -249,14 +285,16 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(split::threads, 3)
     const std::int64_t last = tokens.begin + (tokens.size() - 1) / Tile::T * Tile::T;
     store_out(last, buffer ^ 1);
   }
-  if (p.final_state.given() && works) {
-    store_rows<L>(S, p.final_state, item, head, block_row + warp_row + group_row, dv, dk, lane);
+  const bool ends = p.items.ends(item);
+  const any_element_view<4>& to = ends ? p.final_state : p.carry_out;
+  if (to.given() && works) {
+    store_rows<L>(S, to, ends ? item : p.items.carry_row(item), head, block_row + warp_row + group_row, dv, dk, lane);
   }
 }
 
 /// Enqueues the outputs and the final states. `KeyDims` are the padded key dims that may be met.
-template <class KeyDims, class Form, class Items>
-POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, const forward_params<Form, Items>& p) {
+template <class KeyDims, class Form>
+POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, const forward_params<Form>& p) {
   status s;
   const bool found = dispatch(padded_key_dim(p.in.dk()), KeyDims{}, [&](auto padded) {
     using Tile = forward_tile<padded>;
@@ -264,7 +302,7 @@ POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, co
                  .threads = split::threads,
                  .shared_bytes = Tile::bytes(bytes_of(p.in.value.type()), p.in.z.given()),
                  .most_shared_bytes = Tile::bytes(bytes_of(element_type::f32), true)};
-    s = launch(name, exec, g, recurrence_fwd_kernel<Form, padded, Items>, p);
+    s = launch(name, exec, g, recurrence_fwd_kernel<Form, padded>, p);
   });
   return found ? s : status{error_code::unsupported, name, "dk", "no kernel for " + std::to_string(p.in.dk())};
 }

@@ -14,6 +14,12 @@
 ///     gate gate_of(gate_inputs, head_numbers)
 ///     float finish(o, v, z, head, row)               the output, from the read-out; z is 0 without an output gate
 ///
+/// and backwards
+///
+///     output_gradient finish_backward(o, v, z, d_out, head, row)
+///     float2 store_gate_gradient(gate_gradients, d_log_alpha, d_write, b, t, head, head_numbers)
+///                                                    stores those of the gate's operands, returns those of the head's
+///
 /// Element types are run-time numbers here: a token's operands are O(dk + dv), its state O(dk dv), and one kernel
 /// serves all types.
 
@@ -39,6 +45,13 @@ struct head_numbers {
 struct gate {
   float alpha;
   float write;
+};
+/// The derivatives of what finish() reads, by that of what it returns.
+struct output_gradient {
+  float d_o;
+  float d_value;
+  float d_z;
+  float d_skip;  ///< of the skip weight
 };
 
 /// The operands whose shapes all forms share; `z` is absent in forms without an output gate.

@@ -60,4 +60,19 @@ POLYSTATE_HOST_DEVICE constexpr split split_of_step(int padded) {
 POLYSTATE_HOST_DEVICE constexpr int tile_tokens(int padded) { return padded <= 128 ? 16 : 8; }
 inline constexpr int chunk_tokens = 4;
 
+/// A backward pass works window by window, so that its memory does not grow with the number of tokens times the state:
+/// about window_bytes for the window, but no less than makes the states kept at windows' starts as many as those in
+/// one.
+inline constexpr std::int64_t window_bytes = std::int64_t{256} << 20;
+
+/// Tokens of a window, a multiple of 64. `token_bytes` is what a window keeps of a token of every batch entry.
+constexpr std::int64_t window_tokens(std::int64_t time, std::int64_t token_bytes, int tile) {
+  constexpr std::int64_t step = 64;
+  std::int64_t root = step;
+  while (root * root < tile * time) root += step;
+  const std::int64_t by_memory = token_bytes > 0 ? window_bytes / token_bytes / step * step : time;
+  const std::int64_t tokens = by_memory > root ? by_memory : root;
+  return tokens < time ? tokens : (time > 0 ? time : 1);
+}
+
 }  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence

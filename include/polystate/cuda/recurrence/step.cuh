@@ -10,6 +10,7 @@
 #include <polystate/cuda/launch.cuh>
 #include <polystate/cuda/recurrence/operands.cuh>
 #include <polystate/cuda/recurrence/policy.hpp>
+#include <polystate/cuda/recurrence/tile.cuh>
 #include <polystate/cuda/vector.cuh>
 
 #include <cstdint>
@@ -97,7 +98,6 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(split::threads)
   constexpr int V = vector_elements<State>;
   constexpr int rows = Split.block_rows();
   constexpr int threads = split::threads;
-  constexpr int warps = split::warps;
   static_assert(C % V == 0 && L >= R);
   extern __shared__ float step_memory[];  // T rows of k and of q (Padded), of v and of z (rows), of alpha and write
 
@@ -111,7 +111,6 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(split::threads)
   float* const write = alpha + T;
 
   const int tid = static_cast<int>(threadIdx.x);
-  const int warp = tid / 32;
   const int lane = tid % L;
   const int dv = in.dv();
   const int dk = in.dk();
@@ -138,23 +137,8 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(split::threads)
     load_state_row<State, L>(S[r], from, p.state.stride(3), p.whole, dk, lane);
   }
 
-  for (int i = warp; i < 2 * T; i += warps) {
-    const any_element_view<4>& from = i < T ? in.key : in.query;
-    const std::int64_t t = i < T ? i : i - T;
-    constexpr int each = Padded / 32;
-    float x[each];
-    float squares = 0.0f;
-#pragma unroll
-    for (int j = 0; j < each; ++j) {
-      const int c = j * 32 + tid % 32;
-      x[j] = c < dk ? from.load(b, t, group, c) : 0.0f;
-      squares = fmaf(x[j], x[j], squares);
-    }
-    float factor = 1.0f;
-    if (in.normalize) factor = inverse_length(sum_in_group<32>(squares), in.eps);
-#pragma unroll
-    for (int j = 0; j < each; ++j) k[i * Padded + j * 32 + tid % 32] = x[j] * factor;  // q lies behind k
-  }
+  stage_rows<Padded, threads>(in.key, in, b, 0, group, T, T, k);
+  stage_rows<Padded, threads>(in.query, in, b, 0, group, T, T, q);
   for (int i = tid; i < T * rows; i += threads) {
     const int row = block_row + i % rows;
     values[i] = row < dv ? in.value.load(b, i / rows, head, row) : 0.0f;

@@ -102,6 +102,31 @@ __device__ void convert_rows(const char* from, element_type type, const shared_o
   }
 }
 
+/// Rows of keys or queries straight from memory, else as convert_rows(): a warp takes a row at a time.
+template <int Padded, int Threads>
+__device__ void stage_rows(const any_element_view<4>& from, const shared_operands& in, std::int64_t b, std::int64_t t0,
+                           std::int64_t group, int tokens, int rows, float* to) {
+  constexpr int each = Padded / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int dk = in.dk();
+  const std::int64_t stride = from.stride(3);
+  for (int t = static_cast<int>(threadIdx.x) / 32; t < rows; t += Threads / 32) {
+    const char* const row = t < tokens ? from.address(b, t0 + t, group, 0) : nullptr;
+    float x[each];
+    float squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < each; ++j) {
+      const int c = j * 32 + lane;
+      x[j] = t < tokens && c < dk ? load_element(row, from.type(), c * stride) : 0.0f;
+      squares = fmaf(x[j], x[j], squares);
+    }
+    float factor = 1.0f;
+    if (in.normalize) factor = inverse_length(sum_in_group<32>(squares), in.eps);
+#pragma unroll
+    for (int j = 0; j < each; ++j) to[t * Padded + j * 32 + lane] = x[j] * factor;
+  }
+}
+
 /// Fills the numbers of a tile's chunks from its keys, queries and gates. Groups of 8 threads take one dot product
 /// each.
 template <bool Erases, int Padded, int Chunks, int Threads>

@@ -21,8 +21,8 @@ struct ssd_form {
   tensor_view<const float, 2> D;     ///< (heads, dv)
   bool gated = false;                ///< whether there is a z
   bool has_softplus = false;
-  float min = 0;
-  float max = 0;
+  double min = 0;  ///< as given: the ends of the clamp are compared exactly
+  double max = 0;
 
   [[nodiscard]] __device__ gate_inputs load_gate(std::int64_t b, std::int64_t t, std::int64_t head) const {
     return {.first = dt.load(b, t, head)};
@@ -34,8 +34,8 @@ struct ssd_form {
   [[nodiscard]] __device__ float step_length(const gate_inputs& in, const head_numbers& head) const {
     float d = in.first + head.second;
     if (has_softplus) d = softplus<float>(d);
-    if (d < min) d = min;
-    if (d > max) d = max;
+    if (d < min) d = static_cast<float>(min);
+    if (d > max) d = static_cast<float>(max);
     return d;
   }
   [[nodiscard]] __device__ gate gate_of(const gate_inputs& in, const head_numbers& head) const {
@@ -45,6 +45,30 @@ struct ssd_form {
   [[nodiscard]] __device__ float finish(float o, float x, float z, std::int64_t head, std::int64_t row) const {
     if (D.data() != nullptr) o = fmaf(D(head, row), x, o);
     return gated ? o * silu<float>(z) : o;
+  }
+  /// y = s silu(z), s = o + D x
+  [[nodiscard]] __device__ output_gradient finish_backward(float o, float x, float z, float dy, std::int64_t head,
+                                                           std::int64_t row) const {
+    const float skip = D.data() != nullptr ? D(head, row) : 0.0f;
+    const float s = fmaf(skip, x, o);
+    const float ds = gated ? dy * silu<float>(z) : dy;
+    return {.d_o = ds, .d_value = ds * skip, .d_z = gated ? dy * s * silu_slope<float>(z) : 0.0f, .d_skip = ds * x};
+  }
+
+  struct gate_gradients {
+    any_element_view<3> d_dt;  ///< (B, T, heads)
+  };
+  /// d(d A) = d_log_alpha. Returns what the token adds to the derivatives of A and of the bias.
+  __device__ float2 store_gate_gradient(const gate_gradients& to, float d_log_alpha, float d_write, std::int64_t b,
+                                        std::int64_t t, std::int64_t head, const head_numbers& numbers) const {
+    const gate_inputs in = load_gate(b, t, head);
+    const float raw = in.first + numbers.second;
+    const float unclamped = has_softplus ? softplus<float>(raw) : raw;
+    float d_raw = fmaf(numbers.first, d_log_alpha, d_write);
+    if (has_softplus) d_raw *= sigmoid<float>(raw);
+    if (unclamped < min || unclamped > max) d_raw = 0.0f;
+    if (to.d_dt.given()) to.d_dt.store(d_raw, b, t, head);
+    return make_float2(step_length(in, numbers) * d_log_alpha, d_raw);
   }
 };
 
@@ -57,8 +81,8 @@ ssd_form make_form(const operands<Data, rule::ssd>& in) {
   form.D = in.D;
   form.gated = static_cast<bool>(in.z);
   form.has_softplus = in.dt_softplus;
-  form.min = static_cast<float>(in.dt_min);
-  form.max = static_cast<float>(in.dt_max);
+  form.min = in.dt_min;
+  form.max = in.dt_max;
   return form;
 }
 
