@@ -2,7 +2,8 @@
 #pragma once
 
 /// @file
-/// Step kernel of selective_scan: memory bound, so each thread moves four neighbouring states of a channel at a time.
+/// Step kernel of selective_scan: memory bound, so each thread moves four neighbouring states of a channel at a time,
+/// two such accesses in flight.
 /// One group of threads owns a channel of a batch row: the update in place needs no ordering between groups.
 
 #include <polystate/core/state_pool.hpp>
@@ -18,41 +19,88 @@ namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda:
 
 struct step_tiles {
   static constexpr int threads = 128;
-  static constexpr int states = 4;  ///< of a thread at a time
+  static constexpr int states = 4;  ///< of an access
   static constexpr int most_tokens = static_cast<int>(selective_scan_limits::step_tokens.max);
 };
+
+/// Whether four neighbours along the last index are one aligned access.
+template <class T, int Rank>
+bool quads(const tensor_view<T, Rank>& view) {
+  constexpr auto bytes = static_cast<std::uintptr_t>(step_tiles::states * sizeof(T));
+  if (view.size() == 0) return true;
+  bool aligned = view.stride(Rank - 1) == 1 && view.extent(Rank - 1) % step_tiles::states == 0 &&
+                 reinterpret_cast<std::uintptr_t>(view.data()) % bytes == 0;
+  for (int i = 0; i + 1 < Rank; ++i) aligned = aligned && view.stride(i) % step_tiles::states == 0;
+  return aligned;
+}
 
 template <class Data, class State>
 struct step_params {
   selective_scan_step_args<Data, State> op;
   state_pool pool;
-  int lanes = 1;       ///< threads of a channel, a power of two
-  bool whole = false;  ///< four states are one aligned access
+  int lanes = 1;     ///< threads of a channel, a power of two
+  int channels = 1;  ///< of a block
+  int tiles = 0;     ///< blocks of a row
+  bool quad_states = false;
+  bool quad_A = false;
+  bool quad_BC = false;
 };
 
 template <class Data, class State>
 step_params<Data, State> make_params(const selective_scan_step_args<Data, State>& args) {
-  constexpr auto bytes = static_cast<std::int64_t>(step_tiles::states * sizeof(State));
-  const auto whole = [&](const auto& view, int rank) {
-    if (view.size() == 0) return true;
-    bool aligned = view.stride(rank - 1) == 1 && view.extent(rank - 1) % step_tiles::states == 0 &&
-                   reinterpret_cast<std::uintptr_t>(view.data()) % static_cast<std::uintptr_t>(bytes) == 0;
-    for (int i = 0; i + 1 < rank; ++i) aligned = aligned && view.stride(i) % step_tiles::states == 0;
-    return aligned;
-  };
+  // Two accesses of the state a thread: bytes in flight are what the step is bound by.
+  const int lanes = power_of_two(tiles_of(args.A.extent(1), 2 * step_tiles::states), 32);
+  const int channels = step_tiles::threads / lanes;
   return {.op = args,
           .pool = state_pool(args.state.extent(0), args.read_indices, args.write_indices),
-          .lanes = power_of_two(tiles_of(args.A.extent(1), step_tiles::states), 32),
-          .whole = whole(args.state, 3) && whole(args.intermediate_states, 4)};
+          .lanes = lanes,
+          .channels = channels,
+          .tiles = static_cast<int>(tiles_of(args.u.extent(2), channels)),
+          .quad_states = quads(args.state) && quads(args.intermediate_states),
+          .quad_A = quads(args.A),
+          .quad_BC = quads(args.B) && quads(args.C)};
 }
 
-/// Four states as they lie in memory.
-template <class State>
-struct alignas(step_tiles::states * sizeof(State)) state_quad {
-  State value[step_tiles::states];
+/// Four numbers as they lie in memory.
+template <class T>
+struct alignas(step_tiles::states * sizeof(T)) quad {
+  T value[step_tiles::states];
 };
 
-template <class Data, class State>
+/// Reads up to four of `count` numbers from index n on; the rest are 0.
+template <class T>
+__device__ void load_quad(float (&x)[step_tiles::states], const T* from, std::int64_t stride, bool whole, int n,
+                          int count) {
+  if (whole) {
+    quad<T> q = {};
+    if (n < count) q = *reinterpret_cast<const quad<T>*>(from + n);
+#pragma unroll
+    for (int k = 0; k < step_tiles::states; ++k) x[k] = static_cast<float>(q.value[k]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < step_tiles::states; ++k) {
+      x[k] = n + k < count ? static_cast<float>(from[(n + k) * stride]) : 0.0f;
+    }
+  }
+}
+template <class T>
+__device__ void store_quad(const float (&x)[step_tiles::states], T* to, std::int64_t stride, bool whole, int n,
+                           int count) {
+  quad<T> q;
+#pragma unroll
+  for (int k = 0; k < step_tiles::states; ++k) q.value[k] = static_cast<T>(x[k]);
+  if (whole) {
+    if (n < count) *reinterpret_cast<quad<T>*>(to + n) = q;
+  } else {
+#pragma unroll
+    for (int k = 0; k < step_tiles::states; ++k) {
+      if (n + k < count) to[(n + k) * stride] = q.value[k];
+    }
+  }
+}
+
+/// At most `Tokens`: one token's step has registers for twice as many accesses in flight.
+template <class Data, class State, int Tokens>
 __global__ POLYSTATE_HIDDEN void __launch_bounds__(step_tiles::threads)
     selective_scan_step_kernel(const __grid_constant__ step_params<Data, State> p) {
   constexpr int S = step_tiles::states;
@@ -61,22 +109,26 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(step_tiles::threads)
   const std::int64_t D = op.u.extent(2);
   const int N = static_cast<int>(op.A.extent(1));
   const int T = static_cast<int>(op.u.extent(1));
-  const std::int64_t item =
-      (static_cast<std::int64_t>(blockIdx.x) * step_tiles::threads + static_cast<int>(threadIdx.x)) / p.lanes;
-  const int lane = static_cast<int>(threadIdx.x) % p.lanes;
+  const int tid = static_cast<int>(threadIdx.x);
+  const int lane = tid & (p.lanes - 1);
+  const auto tiles = static_cast<unsigned>(p.tiles);
+  const std::int64_t b = blockIdx.x / tiles;
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x % tiles) * p.channels + tid / p.lanes;
   // Groups beyond the last channel take part in the exchange of sums, and write nothing.
-  const bool real = item < op.u.extent(0) * D;
-  const std::int64_t b = real ? item / D : 0;
-  const std::int64_t d = real ? item % D : 0;
+  const bool real = first < D;
+  const std::int64_t d = real ? first : 0;
   const bool padding = p.pool.padding(b);
   const bool works = real && !padding;
-  const std::int64_t g = group_of_head(d, D, op.B.extent(2));
+  const std::int64_t g = op.B.extent(2) == 1 ? 0 : group_of_head(d, D, op.B.extent(2));
+  const State* const read = works ? &op.state(p.pool.read(b), d, 0) : nullptr;
+  State* const written = works ? &op.state(p.pool.write(b), d, 0) : nullptr;
+  const float* const A_row = &op.A(d, 0);
 
-  float u[step_tiles::most_tokens];
-  float dt[step_tiles::most_tokens];
-  float sum[step_tiles::most_tokens];
+  float u[Tokens];
+  float dt[Tokens];
+  float sum[Tokens];
 #pragma unroll
-  for (int t = 0; t < step_tiles::most_tokens; ++t) {
+  for (int t = 0; t < Tokens; ++t) {
     sum[t] = 0.0f;
     u[t] = 0.0f;
     dt[t] = 0.0f;
@@ -88,55 +140,44 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(step_tiles::threads)
     }
   }
 
-  for (int n0 = lane * S; works && n0 < N; n0 += p.lanes * S) {
-    float h[S];
-    float A[S];
-    if (p.whole) {
-      const auto quad = *reinterpret_cast<const state_quad<State>*>(&op.state(p.pool.read(b), d, n0));
+  // Two accesses in flight, then the tokens.
+  for (int n0 = lane * S; works && n0 < N; n0 += 2 * p.lanes * S) {
+    float h[2][S];
+    float A[2][S];
 #pragma unroll
-      for (int k = 0; k < S; ++k) h[k] = static_cast<float>(quad.value[k]);
-    } else {
-#pragma unroll
-      for (int k = 0; k < S; ++k) {
-        h[k] = n0 + k < N ? static_cast<float>(op.state(p.pool.read(b), d, n0 + k)) : 0.0f;
-      }
+    for (int i = 0; i < 2; ++i) {
+      const int n = n0 + i * p.lanes * S;
+      load_quad(h[i], read, op.state.stride(2), p.quad_states, n, N);
+      load_quad(A[i], A_row, op.A.stride(1), p.quad_A, n, N);
     }
 #pragma unroll
-    for (int k = 0; k < S; ++k) A[k] = n0 + k < N ? op.A(d, n0 + k) * log2_e : 0.0f;
-
-    const auto store = [&](State* to, std::int64_t stride) {
-      state_quad<State> quad;
-#pragma unroll
-      for (int k = 0; k < S; ++k) quad.value[k] = static_cast<State>(h[k]);
-      if (p.whole) {
-        *reinterpret_cast<state_quad<State>*>(to) = quad;
-      } else {
-#pragma unroll
-        for (int k = 0; k < S; ++k) {
-          if (n0 + k < N) to[k * stride] = quad.value[k];
-        }
-      }
-    };
-#pragma unroll
-    for (int t = 0; t < step_tiles::most_tokens; ++t) {
+    for (int t = 0; t < Tokens; ++t) {
       if (t >= T) break;
 #pragma unroll
-      for (int k = 0; k < S; ++k) {
-        if (n0 + k >= N) continue;
-        const float B = static_cast<float>(op.B(b, t, g, n0 + k));
-        const float C = static_cast<float>(op.C(b, t, g, n0 + k));
-        h[k] = fmaf(exp2_approximate(dt[t] * A[k]), h[k], dt[t] * u[t] * B);
-        sum[t] = fmaf(C, h[k], sum[t]);
-      }
-      if (op.intermediate_states.data() != nullptr) {
-        store(&op.intermediate_states(b, t, d, n0), op.intermediate_states.stride(3));
+      for (int i = 0; i < 2; ++i) {
+        const int n = n0 + i * p.lanes * S;
+        float B[S];
+        float C[S];
+        load_quad(B, &op.B(b, t, g, 0), op.B.stride(3), p.quad_BC, n, N);
+        load_quad(C, &op.C(b, t, g, 0), op.C.stride(3), p.quad_BC, n, N);
+#pragma unroll
+        for (int k = 0; k < S; ++k) {
+          h[i][k] = fmaf(exp2_approximate(dt[t] * (A[i][k] * log2_e)), h[i][k], dt[t] * u[t] * B[k]);
+          sum[t] = fmaf(C[k], h[i][k], sum[t]);
+        }
+        if (op.intermediate_states.data() != nullptr) {
+          store_quad(h[i], &op.intermediate_states(b, t, d, 0), op.intermediate_states.stride(3), p.quad_states, n, N);
+        }
       }
     }
-    store(&op.state(p.pool.write(b), d, n0), op.state.stride(2));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      store_quad(h[i], written, op.state.stride(2), p.quad_states, n0 + i * p.lanes * S, N);
+    }
   }
 
 #pragma unroll
-  for (int t = 0; t < step_tiles::most_tokens; ++t) {
+  for (int t = 0; t < Tokens; ++t) {
     if (t >= T) break;
     for (int apart = p.lanes / 2; apart > 0; apart /= 2) sum[t] += __shfl_xor_sync(0xffffffffu, sum[t], apart);
     if (!real || lane != 0) continue;
@@ -151,9 +192,11 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(step_tiles::threads)
 
 template <class Data, class State>
 POLYSTATE_HIDDEN status launch_step(const char* name, const on_cuda& exec, const step_params<Data, State>& p) {
-  const std::int64_t threads = p.op.u.extent(1) == 0 ? 0 : p.op.u.extent(0) * p.op.u.extent(2) * p.lanes;
-  const grid g{.blocks = tiles_of(threads, step_tiles::threads), .threads = step_tiles::threads};
-  return launch(name, exec, g, selective_scan_step_kernel<Data, State>, p);
+  const grid g{.blocks = p.op.u.extent(1) == 0 ? 0 : p.op.u.extent(0) * p.tiles, .threads = step_tiles::threads};
+  return launch(name, exec, g,
+                p.op.u.extent(1) == 1 ? selective_scan_step_kernel<Data, State, 1>
+                                      : selective_scan_step_kernel<Data, State, step_tiles::most_tokens>,
+                p);
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan
