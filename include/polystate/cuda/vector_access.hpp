@@ -32,4 +32,18 @@ template <class T, int Rank>
   return true;
 }
 
+/// Whether any four neighbours along the last index, from a multiple of four on, are one aligned access. True for an
+/// operand without elements.
+template <class T, int Rank>
+[[nodiscard]] bool in_quads(const tensor_view<T, Rank>& view) {
+  constexpr std::int64_t elements = 4;
+  if (view.size() == 0) return true;
+  if (view.stride(Rank - 1) != 1 || view.extent(Rank - 1) % elements != 0) return false;
+  if (reinterpret_cast<std::uintptr_t>(view.data()) % (elements * sizeof(T)) != 0) return false;
+  for (int i = 0; i + 1 < Rank; ++i) {
+    if (view.extent(i) > 1 && view.stride(i) % elements != 0) return false;
+  }
+  return true;
+}
+
 }  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda

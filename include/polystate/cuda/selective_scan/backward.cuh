@@ -7,8 +7,8 @@
 /// the last lane to the first brings the gradient of the state after them.
 ///
 /// dB and dC are sums over channels. The warps of a block work on different states at any time and change places
-/// together, so that each adds its channels' terms to sums in shared memory that no other touches; which sums a
-/// group's tiles end with goes to memory, and a second kernel adds those up. No order is left to chance.
+/// together, so that each adds its channels' terms to sums in shared memory that no other touches; the sums that a
+/// group's tiles end with go to memory, and a second kernel adds those up. No order is left to chance.
 
 #include <polystate/cuda/any_element.cuh>
 #include <polystate/cuda/launch.cuh>

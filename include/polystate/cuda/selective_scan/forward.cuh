@@ -33,6 +33,7 @@ struct forward_params {
   any_element_view<3> initial_state, final_state;
   sequences all;
   bool delta_softplus = false;
+  bool quads = false;  ///< four states of A and of the states are one access
   forward_schedule schedule;
 };
 
@@ -51,6 +52,7 @@ forward_params<Data> make_params(const selective_scan_args<Data, State>& args, c
           .final_state = any_element_view<3>(args.final_state),
           .all = sequences(args.u.extent(0), args.u.extent(1), args.cu_seqlens),
           .delta_softplus = args.delta_softplus,
+          .quads = in_quads(args.A) && in_quads(args.initial_state) && in_quads(args.final_state),
           .schedule = schedule};
 }
 
@@ -103,6 +105,8 @@ struct vector_place {
   __device__ int t_of(int k) const { return AlongTime ? t + k : t; }
 };
 
+__device__ inline void put_four(float* x, float4 v) { x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w; }
+
 /// A number of each element's channel, in shared memory: of V channels, or V times of one.
 template <bool AlongTime, int V>
 __device__ void per_channel(float (&x)[V], const float* from) {
@@ -112,8 +116,7 @@ __device__ void per_channel(float (&x)[V], const float* from) {
   } else {
 #pragma unroll
     for (int k = 0; k < V; k += 4) {
-      const float4 v = *reinterpret_cast<const float4*>(from + k);
-      x[k] = v.x, x[k + 1] = v.y, x[k + 2] = v.z, x[k + 3] = v.w;
+      put_four(x + k, *reinterpret_cast<const float4*>(from + k));
     }
   }
 }
@@ -194,11 +197,27 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, State
   float h[S];
   float A[S];  // in units of log2, so that a decay is one exp2
 #pragma unroll
-  for (int n = 0; n < S; ++n) {
-    const bool real = has_channel && first_state + n < N;
-    A[n] = real ? p.A(d, first_state + n) * log2_e : 0.0f;
-    h[n] = real && p.initial_state.given() ? p.initial_state.load(place.row, d, first_state + n) : 0.0f;
+  for (int n = 0; n < S; ++n) A[n] = h[n] = 0.0f;
+  if (has_channel) {
+    if (S % 4 == 0 && p.quads) {
+#pragma unroll
+      for (int n = 0; n + 3 < S; n += 4) {
+        if (first_state + n >= N) break;
+        put_four(A + n, *reinterpret_cast<const float4*>(&p.A(d, first_state + n)));
+        if (!p.initial_state.given()) continue;
+        put_four(h + n, load_four(p.initial_state.address(place.row, d, first_state + n), p.initial_state.type()));
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < S; ++n) {
+        if (first_state + n >= N) break;
+        A[n] = p.A(d, first_state + n);
+        if (p.initial_state.given()) h[n] = p.initial_state.load(place.row, d, first_state + n);
+      }
+    }
   }
+#pragma unroll
+  for (int n = 0; n < S; ++n) A[n] *= log2_e;
   if (tid < Tile::channels) {
     const std::int64_t c = place.first + tid;
     sm.D[tid] = p.D.data() != nullptr && c < place.end ? p.D(c) : 0.0f;
@@ -426,6 +445,15 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, State
   }
 
   if (!p.final_state.given() || !has_channel) return;
+  if (S % 4 == 0 && p.quads) {
+#pragma unroll
+    for (int n = 0; n + 3 < S; n += 4) {
+      if (first_state + n >= N) break;
+      store_four(p.final_state.address(place.row, d, first_state + n), p.final_state.type(),
+                 make_float4(h[n], h[n + 1], h[n + 2], h[n + 3]));
+    }
+    return;
+  }
 #pragma unroll
   for (int n = 0; n < S; ++n) {
     if (first_state + n < N) p.final_state.store(h[n], place.row, d, first_state + n);

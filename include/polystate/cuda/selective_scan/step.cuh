@@ -11,6 +11,7 @@
 #include <polystate/cuda/math.cuh>
 #include <polystate/cuda/selective_scan/policy.hpp>
 #include <polystate/cuda/tiling.hpp>
+#include <polystate/cuda/vector_access.hpp>
 #include <polystate/selective_scan.hpp>
 
 #include <cstdint>
@@ -22,17 +23,6 @@ struct step_tiles {
   static constexpr int states = 4;  ///< of an access
   static constexpr int most_tokens = static_cast<int>(selective_scan_limits::step_tokens.max);
 };
-
-/// Whether four neighbours along the last index are one aligned access.
-template <class T, int Rank>
-bool quads(const tensor_view<T, Rank>& view) {
-  constexpr auto bytes = static_cast<std::uintptr_t>(step_tiles::states * sizeof(T));
-  if (view.size() == 0) return true;
-  bool aligned = view.stride(Rank - 1) == 1 && view.extent(Rank - 1) % step_tiles::states == 0 &&
-                 reinterpret_cast<std::uintptr_t>(view.data()) % bytes == 0;
-  for (int i = 0; i + 1 < Rank; ++i) aligned = aligned && view.stride(i) % step_tiles::states == 0;
-  return aligned;
-}
 
 template <class Data, class State>
 struct step_params {
@@ -56,9 +46,9 @@ step_params<Data, State> make_params(const selective_scan_step_args<Data, State>
           .lanes = lanes,
           .channels = channels,
           .tiles = static_cast<int>(tiles_of(args.u.extent(2), channels)),
-          .quad_states = quads(args.state) && quads(args.intermediate_states),
-          .quad_A = quads(args.A),
-          .quad_BC = quads(args.B) && quads(args.C)};
+          .quad_states = in_quads(args.state) && in_quads(args.intermediate_states),
+          .quad_A = in_quads(args.A),
+          .quad_BC = in_quads(args.B) && in_quads(args.C)};
 }
 
 /// Four numbers as they lie in memory.

@@ -28,8 +28,8 @@ struct tile_place {
   static __device__ int count(std::int64_t n, int most) { return n < most ? static_cast<int>(n) : most; }
 };
 
-/// A tile's elements by token and channel within it. Offsets are 32 bits wide: operand_access::whole asks for strides
-/// that allow it.
+/// A tile's elements by token and channel within it. Offsets are 32 bits wide: only whole vectors are accessed through
+/// it, and choose_access() takes those where strides allow it.
 template <class T>
 struct tile_view {
   T* data;
