@@ -6,6 +6,7 @@
 /// header states and checks the operator; include polystate/reference/segment_moments.hpp for the definition.
 
 #include <polystate/core/argument_checks.hpp>
+#include <polystate/core/dispatch.hpp>
 #include <polystate/core/element.hpp>
 #include <polystate/core/error.hpp>
 #include <polystate/core/exec.hpp>
@@ -13,11 +14,18 @@
 #include <polystate/core/tensor_view.hpp>
 #include <polystate/separation.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <type_traits>
 
 namespace polystate::inline POLYSTATE_ABI {
+
+/// What the operator supports: dr on the reference, cuda_dr on CUDA, where routing() too has that limit.
+struct segment_moments_limits {
+  static constexpr size_range dr{1};
+  static constexpr size_range cuda_dr{1, 512};
+};
 
 /// How a key enters the moments; see segment_moments_args.
 enum class moment_rule { plain, decay_write, delta };
@@ -75,7 +83,7 @@ void check_moment_rule(argument_checks& c, const key_moments<Data>& moments) {
 /// Checks the routing keys, given, and binds "B", "T", "HR", "dr".
 template <class Data>
 void check_moments(argument_checks& c, const key_moments<Data>& moments) {
-  c.required("moments.k", moments.k, {"B", "T", "HR", "dr"}).range("dr", size_range{1});
+  c.required("moments.k", moments.k, {"B", "T", "HR", "dr"}).range("dr", segment_moments_limits::dr);
   check_moment_rule(c, moments);
 }
 
@@ -186,8 +194,22 @@ template <class Data, class Separation>
   return check_contents("segment_moments_backward", args, "d_mu", grads.d_mu, "d_Sigma", grads.d_Sigma);
 }
 
-/// What segment_moments() does, with a status for an exception. Defined in
-/// polystate/reference/segment_moments.hpp: include it, or the linker will miss it.
+/// Scratch that the CUDA path needs, in bytes; its backend's header defines both.
+template <class Data, class Separation>
+[[nodiscard]] std::size_t workspace_bytes(const on_cuda& exec, const segment_moments_args<Data, Separation>& args);
+template <class Data, class Separation>
+[[nodiscard]] std::size_t workspace_bytes(const on_cuda& exec, const segment_moments_args<Data, Separation>& args,
+                                          const segment_moments_grads<Data>& grads);
+
+/// What segment_moments() does, with a status for an exception. Each overload is defined in
+/// polystate/reference/segment_moments.hpp or polystate/cuda/segment_moments.cuh: include it, or the linker will miss
+/// it.
+template <class Data, class Separation>
+[[nodiscard]] status try_segment_moments(const on_cuda& exec, const segment_moments_args<Data, Separation>& args);
+template <class Data, class Separation>
+[[nodiscard]] status try_segment_moments_backward(const on_cuda& exec,
+                                                  const segment_moments_args<Data, Separation>& args,
+                                                  const segment_moments_grads<Data>& grads);
 template <class Data, class Separation>
 [[nodiscard]] status try_segment_moments(const on_reference& exec, const segment_moments_args<Data, Separation>& args);
 
@@ -199,8 +221,11 @@ template <class Data, class Separation>
 /// Computes mu and Sigma at the end of each segment. T = 0: no segment, nothing is written.
 ///
 /// reference: serial, the definition above as written, in compute_t<Data>; any scalar type.
+/// cuda:      asynchronous on exec.stream, float sums; float, half and bfloat16 data, dr up to 512; scratch from
+/// exec.workspace, or allocated in the order of the stream: workspace_bytes(exec, args).
 ///
-/// Throws argument_error when check() fails, before any write. Deterministic. Thread-safe.
+/// Throws argument_error when check() fails, before any write; cuda_error when a launch fails. Deterministic.
+/// Thread-safe.
 template <class Exec, class Data, class Separation>
 void segment_moments(const Exec& exec, const segment_moments_args<Data, Separation>& args) {
   raise_on_error(try_segment_moments(exec, args));
@@ -212,6 +237,7 @@ void segment_moments(const Exec& exec, const segment_moments_args<Data, Separati
 /// reference: as docs/segment_moments.md derives it, in compute_t<Data>; moments are recomputed from
 /// checkpoints, about 2 sqrt(m) of one segment at a time, beside those of all segments and the gradients
 /// themselves.
+/// cuda:      as segment_moments(), no atomics: workspace_bytes(exec, args, grads).
 ///
 /// Throws and guarantees as segment_moments().
 template <class Exec, class Data, class Separation>

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// segment_moments on CUDA: docs/segment_moments.md says how. For other operators: segment_moments/segments.cuh has the
+/// table of segments, segment_moments/moments.cuh the launchers and their params.
+
+#include <polystate/cuda/device.cuh>
+#include <polystate/cuda/segment_moments/moments.cuh>
+#include <polystate/cuda/segment_moments/transfer.cuh>
+#include <polystate/cuda/workspace.cuh>
+#include <polystate/segment_moments.hpp>
+
+#include <cstddef>
+#include <type_traits>
+
+namespace polystate::inline POLYSTATE_ABI {
+
+namespace detail::inline POLYSTATE_BUILD::cuda::moments {
+
+template <class Data, class Separation>
+moment_problem make_moment_problem(const segment_moments_args<Data, Separation>& args) {
+  return make_moment_problem(args.moments, args.separation, args.cu_seqlens, static_cast<bool>(args.Sigma));
+}
+template <class Data, class Separation>
+moment_problem make_moment_problem(const segment_moments_args<Data, Separation>& args,
+                                   const segment_moments_grads<Data>& grads) {
+  return make_moment_problem(args.moments, args.separation, args.cu_seqlens, static_cast<bool>(grads.d_Sigma));
+}
+
+/// Scratch memory of the backward pass.
+struct backward_memory {
+  moment_memory moments;
+  moment_gradients d;
+  recurrence::backward_scratch scratch;
+};
+inline backward_memory carve_backward(workspace_carver& from, const moment_problem& p) {
+  backward_memory b;
+  b.moments = carve(from, p, false);
+  b.d = carve_gradients(from, p, false);
+  b.scratch = recurrence::carve(from, plan_moments_backward(p, false));
+  return b;
+}
+
+/// What CUDA asks beside the contract; `s` is the contract's answer.
+template <class Data>
+status check_moment_operands(const char* name, const on_cuda& exec, const key_moments<Data>& in,
+                             const segmentation& segments, status s, std::size_t scratch_bytes) {
+  if (s.ok()) s = check_stream(name, exec);
+  if (s.ok()) s = check_workspace(name, exec, scratch_bytes);
+  if (!s.ok()) return s;
+  argument_checks c(name);
+  c.bind("dr", in.k.extent(3), "moments.k").range("dr", segment_moments_limits::cuda_dr);
+  return c.include(check_segmentation(name, segments)).result();
+}
+
+}  // namespace detail::inline POLYSTATE_BUILD::cuda::moments
+
+/// For the operands of a valid call; 0 for one that check() refuses.
+template <class Data, class Separation>
+std::size_t workspace_bytes(const on_cuda&, const segment_moments_args<Data, Separation>& args) {
+  namespace mom = detail::cuda::moments;
+  if (!check(args).ok() || !segment_moments_limits::cuda_dr.contains(args.moments.k.extent(3))) return 0;
+  detail::cuda::workspace_carver count;
+  mom::carve(count, mom::make_moment_problem(args));
+  return count.bytes();
+}
+template <class Data, class Separation>
+std::size_t workspace_bytes(const on_cuda&, const segment_moments_args<Data, Separation>& args,
+                            const segment_moments_grads<Data>& grads) {
+  namespace mom = detail::cuda::moments;
+  if (!check(args, grads).ok() || !segment_moments_limits::cuda_dr.contains(args.moments.k.extent(3))) return 0;
+  detail::cuda::workspace_carver count;
+  mom::carve_backward(count, mom::make_moment_problem(args, grads));
+  return count.bytes();
+}
+
+/// What on_cuda asks of the operands: check(), dr up to 512, tokens and segments within 32 bits, a stream of the
+/// current device, and a workspace, if given, that is aligned and large enough. Reads no elements.
+template <class Data, class Separation>
+[[nodiscard]] status check(const on_cuda& exec, const segment_moments_args<Data, Separation>& args) {
+  namespace mom = detail::cuda::moments;
+  const status s = check(args);
+  if (!s.ok()) return s;
+  return mom::check_moment_operands("segment_moments", exec, args.moments, mom::make_moment_problem(args).segments, s,
+                                    workspace_bytes(exec, args));
+}
+template <class Data, class Separation>
+[[nodiscard]] status check(const on_cuda& exec, const segment_moments_args<Data, Separation>& args,
+                           const segment_moments_grads<Data>& grads) {
+  namespace mom = detail::cuda::moments;
+  const status s = check(args, grads);
+  if (!s.ok()) return s;
+  return mom::check_moment_operands("segment_moments_backward", exec, args.moments,
+                                    mom::make_moment_problem(args, grads).segments, s,
+                                    workspace_bytes(exec, args, grads));
+}
+
+namespace detail::inline POLYSTATE_BUILD::cuda::moments {
+
+/// Calls f with the operands whose index operands are copies on the host.
+template <class Data, class Separation, class F>
+status with_host_indices(const char* name, const on_cuda& exec, segment_moments_args<Data, Separation> args, F&& f) {
+  host_indices cu_seqlens;
+  host_indices boundaries;
+  status s = cu_seqlens.read(name, exec, "cu_seqlens", args.cu_seqlens);
+  args.cu_seqlens = cu_seqlens.view();
+  if constexpr (std::is_same_v<Separation, separation::boundaries>) {
+    if (s.ok()) s = boundaries.read(name, exec, "separation.boundaries", args.separation.boundaries);
+    args.separation.boundaries = boundaries.view();
+  }
+  return s.ok() ? f(args) : s;
+}
+
+}  // namespace detail::inline POLYSTATE_BUILD::cuda::moments
+
+/// check(), and the contents of the index operands. Copies them to the host and waits for exec.stream, so it cannot run
+/// under graph capture.
+template <class Data, class Separation>
+[[nodiscard]] status validate(const on_cuda& exec, const segment_moments_args<Data, Separation>& args) {
+  if (status s = check(exec, args); !s.ok()) return s;
+  return detail::cuda::moments::with_host_indices("segment_moments", exec, args,
+                                                  [](const auto& here) { return check_contents(here); });
+}
+template <class Data, class Separation>
+[[nodiscard]] status validate(const on_cuda& exec, const segment_moments_args<Data, Separation>& args,
+                              const segment_moments_grads<Data>& grads) {
+  if (status s = check(exec, args, grads); !s.ok()) return s;
+  return detail::cuda::moments::with_host_indices("segment_moments_backward", exec, args,
+                                                  [&](const auto& here) { return check_contents(here, grads); });
+}
+
+template <class Data, class Separation>
+status try_segment_moments(const on_cuda& exec, const segment_moments_args<Data, Separation>& args) {
+  namespace mom = detail::cuda::moments;
+  static_assert(detail::cuda::is_element<Data>, "segment_moments on_cuda takes float, half and bfloat16 data");
+  constexpr const char* name = "segment_moments";
+  if (status s = check(exec, args); !s.ok()) return s;
+  const mom::moment_problem problem = mom::make_moment_problem(args);
+  const detail::cuda::scratch memory(name, exec, workspace_bytes(exec, args));
+  if (!memory.result().ok()) return memory.result();
+  detail::cuda::workspace_carver hand_out(memory.data());
+  const mom::moment_memory moments = mom::carve(hand_out, problem);
+  const status s = mom::launch_moments(name, exec, problem, moments, 0, {});
+  if (!s.ok()) return s;
+  return mom::launch_transfer(name, exec, problem, moments.table, moments.states, args.mu, args.Sigma);
+}
+
+template <class Data, class Separation>
+status try_segment_moments_backward(const on_cuda& exec, const segment_moments_args<Data, Separation>& args,
+                                    const segment_moments_grads<Data>& grads) {
+  namespace mom = detail::cuda::moments;
+  static_assert(detail::cuda::is_element<Data>, "segment_moments_backward on_cuda takes float, half and bfloat16 data");
+  constexpr const char* name = "segment_moments_backward";
+  if (status s = check(exec, args, grads); !s.ok()) return s;
+  const mom::moment_problem problem = mom::make_moment_problem(args, grads);
+  const detail::cuda::scratch memory(name, exec, workspace_bytes(exec, args, grads));
+  if (!memory.result().ok()) return memory.result();
+  detail::cuda::workspace_carver hand_out(memory.data());
+  const mom::backward_memory b = mom::carve_backward(hand_out, problem);
+  status s = mom::launch_staged_keys(name, exec, problem, b.moments, 0);
+  if (s.ok()) {
+    s = mom::launch_transfer(name, exec, problem, b.moments.table, b.d.d_states, grads.d_mu, grads.d_Sigma);
+  }
+  if (s.ok()) s = mom::launch_moments_backward(name, exec, problem, b.moments, nullptr, b.d, b.scratch);
+  if (!s.ok()) return s;
+  return mom::launch_key_gradients(name, exec, problem, b.d, detail::cuda::any_element_view<4>(grads.moments.d_k),
+                                   grads.moments.d_g, grads.moments.d_beta);
+}
+
+}  // namespace polystate::inline POLYSTATE_ABI
