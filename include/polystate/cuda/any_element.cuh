@@ -114,6 +114,14 @@ class any_element_view {
     store_element(view_.data(), type_, x, offset(index...));
   }
 
+  /// The view with index `dim` fixed to `index`.
+  [[nodiscard]] __device__ any_element_view<Rank - 1> select(int dim, std::int64_t index) const {
+    any_element_view<Rank - 1> r;
+    r.view_ = view_.select(dim, index * bytes_of(type_));
+    r.type_ = type_;
+    return r;
+  }
+
   [[nodiscard]] POLYSTATE_HOST_DEVICE element_type type() const { return type_; }
   [[nodiscard]] POLYSTATE_HOST_DEVICE std::int64_t extent(int i) const { return view_.extent(i); }
   /// In elements.
@@ -124,6 +132,9 @@ class any_element_view {
   }
 
  private:
+  template <int OtherRank>
+  friend class any_element_view;
+
   template <class... Index>
   [[nodiscard]] __device__ std::int64_t offset(Index... index) const {
     const std::int64_t at[Rank] = {static_cast<std::int64_t>(index)...};

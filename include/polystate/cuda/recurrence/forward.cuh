@@ -27,11 +27,12 @@ struct recording {
   float* erased = nullptr;   ///< D(t) S k_t, likewise
 };
 
-template <class Form>
+/// `Items` are those of work_items.hpp, or others that answer the same questions.
+template <class Form, class Items = work_items>
 struct forward_params {
   shared_operands in;  ///< out may be absent
   Form form;
-  work_items items;
+  Items items;
   any_element_view<4> initial_state, final_state;  ///< (items, heads, dv, dk)
   any_element_view<4> carry_in, carry_out;         ///< (carried, heads, dv, dk)
   recording record;
@@ -83,9 +84,9 @@ __device__ void solve_row(const chunk_numbers& c, const float (&dots)[(Erases ? 
   }
 }
 
-template <class Form, int Padded>
+template <class Form, int Padded, class Items>
 __global__ POLYSTATE_HIDDEN void __launch_bounds__(split::threads, 3)
-    recurrence_fwd_kernel(const __grid_constant__ forward_params<Form> p) {
+    recurrence_fwd_kernel(const __grid_constant__ forward_params<Form, Items> p) {
   using Tile = forward_tile<Padded>;
   constexpr split Split = Tile::Split;
   constexpr int L = Split.lanes;
@@ -112,6 +113,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(split::threads, 3)
   const std::int64_t item = blockIdx.x / row_tiles / heads;
   if (!p.items.active(item)) return;
   const token_range tokens = p.items[item];
+  const std::int64_t silent_from = p.items.silent_from(item);
   const std::int64_t b = tokens.batch;
   const std::int64_t group = in.group_of(head);
   const int warp_row = warp * Split.warp_rows();
@@ -245,7 +247,9 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(split::threads, 3)
         for (int t = 0; t < M; ++t) {
           const int at = (chunk * M + t) * Tile::rows + warp_row + row;
           // Beyond the tile's last token or row the buffer holds nothing: 0 times what lies there may be NaN.
-          v[t] = chunk * M + t < n && warp_row + row < block_rows ? load_element(values, type, at) : 0.0f;
+          const bool there = chunk * M + t < n && warp_row + row < block_rows;
+          const bool written = Items::all_write || t0 + chunk * M + t < silent_from;
+          v[t] = there && written ? load_element(values, type, at) : 0.0f;
         }
         float dots[dots_per_row];
 #pragma unroll
@@ -293,8 +297,8 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(split::threads, 3)
 }
 
 /// Enqueues the outputs and the final states. `KeyDims` are the padded key dims that may be met.
-template <class KeyDims, class Form>
-POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, const forward_params<Form>& p) {
+template <class KeyDims, class Form, class Items>
+POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, const forward_params<Form, Items>& p) {
   status s;
   const bool found = dispatch(padded_key_dim(p.in.dk()), KeyDims{}, [&](auto padded) {
     using Tile = forward_tile<padded>;
@@ -302,7 +306,7 @@ POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, co
                  .threads = split::threads,
                  .shared_bytes = Tile::bytes(bytes_of(p.in.value.type()), p.in.z.given()),
                  .most_shared_bytes = Tile::bytes(bytes_of(element_type::f32), true)};
-    s = launch(name, exec, g, recurrence_fwd_kernel<Form, padded>, p);
+    s = launch(name, exec, g, recurrence_fwd_kernel<Form, padded, Items>, p);
   });
   return found ? s : status{error_code::unsupported, name, "dk", "no kernel for " + std::to_string(p.in.dk())};
 }

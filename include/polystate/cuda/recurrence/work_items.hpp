@@ -38,6 +38,9 @@ class work_items {
   }
   [[nodiscard]] POLYSTATE_HOST_DEVICE bool starts(std::int64_t i) const { return all_[i].begin >= first_; }
   [[nodiscard]] POLYSTATE_HOST_DEVICE bool ends(std::int64_t i) const { return all_[i].end <= last_; }
+  /// From its token silent_from(i) on an item's tokens move the state on without writing their values; here none does.
+  static constexpr bool all_write = true;
+  [[nodiscard]] POLYSTATE_HOST_DEVICE std::int64_t silent_from(std::int64_t) const { return last_; }
   /// At most one packed sequence crosses an end of the window.
   [[nodiscard]] POLYSTATE_HOST_DEVICE std::int64_t carry_row(std::int64_t i) const { return all_.packed() ? 0 : i; }
   [[nodiscard]] POLYSTATE_HOST_DEVICE std::int64_t carry_rows() const { return all_.packed() ? 1 : all_.size(); }
