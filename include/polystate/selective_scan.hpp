@@ -218,6 +218,8 @@ template <class Data, class State>
 ///
 /// reference: serial, the definition above as written, in compute_t<Data>; any scalar type.
 ///
+/// cuda: N up to 256, sums in float; scratch memory, if time is cut over blocks, as workspace_bytes() tells.
+///
 /// Throws argument_error when check() fails, before any write. Deterministic. Thread-safe. A NaN in u, delta
 /// or z stays in its sequence and channel.
 template <class Exec, class Data, class State>
@@ -230,6 +232,11 @@ void selective_scan(const Exec& exec, const selective_scan_args<Data, State>& ar
 ///
 /// reference: as docs/selective_scan.md derives it, in compute_t<Data>; states are recomputed from
 /// checkpoints, about 2 sqrt(T) N numbers of one channel at a time, beside the gradients themselves.
+///
+/// cuda: N up to 256; states are recomputed from checkpoints, one every 16 to 128 tokens. Sums are in float, without
+/// atomics: over the chunks of a sequence from the last to the first, then over sequences, and those of d_B and d_C
+/// over channels. Scratch memory, workspace_bytes(exec, args, grads): the checkpoints, and for d_B and d_C partial sums
+/// of at most 256 MiB; more only where sequences are packed, or where one chunk of them takes more.
 ///
 /// Throws and guarantees as selective_scan().
 template <class Exec, class Data, class State>
