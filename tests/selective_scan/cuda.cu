@@ -461,6 +461,41 @@ TEST(SelectiveScanCuda, StepEqualsForward) {
   step_equals_forward<bfloat16>(16, 4);
 }
 
+// Other slots get what the read ones would have got, also without a token.
+TEST(SelectiveScanCuda, StepWritesOtherSlots) {
+  std::mt19937 rng(31);
+  for (const std::int64_t T : {0, 1, 3}) {
+    const scan_problem<Data> p(scan_shape{.B = 3, .T = T, .D = 20, .G = 2, .N = 16}, rng);
+    tensor<float, 3> pool({6, 20, 16});
+    pool.uniform(rng, -1, 1);
+    tensor<std::int32_t, 1> read({3}), write({3});
+    read.assign({4, 0, 3});
+    write.assign({1, 5, 2});
+    const device_scan<Data> device(p);
+    const device_tensor<float, 3> in_place(pool), moved(pool);
+    const device_tensor<std::int32_t, 1> device_read(read), device_write(write);
+    auto step = scan_problem<Data>::step_of(device.args());
+    step.read_indices = device_read.view();
+    step.state = in_place.view();
+    selective_scan_step(on_cuda{}, step);
+    step.write_indices = device_write.view();
+    step.state = moved.view();
+    selective_scan_step(on_cuda{}, step);
+    POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
+    tensor<float, 3> want = pool, got = pool;
+    in_place.download(want);
+    moved.download(got);
+    for (std::int64_t b = 0; b < 3; ++b) {
+      for (std::int64_t d = 0; d < 20; ++d) {
+        for (std::int64_t n = 0; n < 16; ++n) {
+          EXPECT_EQ(got.view()(write.view()(b), d, n), want.view()(read.view()(b), d, n)) << "T " << T;
+          EXPECT_EQ(got.view()(read.view()(b), d, n), pool.view()(read.view()(b), d, n)) << "a slot read was written";
+        }
+      }
+    }
+  }
+}
+
 TEST(SelectiveScanCuda, GraphReplayTwoStreamsAndAnotherThread) {
   std::mt19937 rng(30);
   for (const auto& shape : {scan_shape{.B = 2, .T = 40, .D = 64, .G = 1, .N = 16},

@@ -5,26 +5,7 @@
 
 #include <polystate/reference/selective_scan.hpp>
 
-#include <vector>
-
 namespace polystate::testing {
-
-namespace {
-
-/// Copies values and errors into tensors of the same shape; nothing where the results are absent.
-template <int Rank>
-void split(const tensor<running_error, Rank>& results, tensor<double, Rank>& value, tensor<double, Rank>& error) {
-  if (!results) return;
-  std::vector<double> values, errors;
-  for (const running_error& x : results.values()) {
-    values.push_back(x.value);
-    errors.push_back(x.error);
-  }
-  value.assign(values);
-  error.assign(errors);
-}
-
-}  // namespace
 
 expected_scan run_reference(const scan_problem<double>& p) {
   auto tracked = p.in<running_error>();

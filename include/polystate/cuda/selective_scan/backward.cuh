@@ -305,7 +305,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(32 * time_backward_warps)
 #pragma unroll
             for (int k = 1; k < states / L; ++k) picked = n / L == k ? start[k] : picked;
             const float h_start = __shfl_sync(0xffffffffu, picked, n % L, L);
-            const float decay_of_lane = exp2_approximate(lane_length * A);
+            const float decay_of_lane = finite(exp2_approximate(lane_length * A));
 
             float e[K];
             float eh[K];  // first dt * B * u, then the state that the token found, decayed

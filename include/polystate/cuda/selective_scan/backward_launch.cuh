@@ -44,9 +44,9 @@ backward_plan<Data> plan_backward(const selective_scan_args<Data, State>& args,
   const std::int64_t N = args.A.extent(1);
   const std::int64_t G = args.B.extent(2);
   const std::int64_t group_channels = G == 0 ? 0 : args.u.extent(2) / G;
-  // Packed sequences: by their mean length, if their number may count.
-  const std::int64_t length = !all.packed() || batch_invariant || all.size() == 0 ? T : tiles_of(T, all.size());
-  plan.is_short = length <= time_backward_short && N <= time_backward_short_N;
+  // Packed sequences by their mean length, which tells one sequence about the others.
+  const std::int64_t length = !all.packed() || all.size() == 0 ? T : tiles_of(T, all.size());
+  plan.is_short = length <= time_backward_short && N <= time_backward_short_N && !(all.packed() && batch_invariant);
   const std::int64_t pass_channels = plan.is_short ? Short::tile::channels : Wide::tile::channels;
   const std::int64_t chunk = plan.is_short ? Short::tile::tokens : Wide::tile::tokens;
 

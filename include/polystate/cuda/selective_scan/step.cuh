@@ -182,7 +182,8 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(step_tiles::threads)
 
 template <class Data, class State>
 POLYSTATE_HIDDEN status launch_step(const char* name, const on_cuda& exec, const step_params<Data, State>& p) {
-  const grid g{.blocks = p.op.u.extent(1) == 0 ? 0 : p.op.u.extent(0) * p.tiles, .threads = step_tiles::threads};
+  // Without tokens too: a state that is written elsewhere than it was read moves.
+  const grid g{.blocks = p.op.u.extent(0) * p.tiles, .threads = step_tiles::threads};
   return launch(name, exec, g,
                 p.op.u.extent(1) == 1 ? selective_scan_step_kernel<Data, State, 1>
                                       : selective_scan_step_kernel<Data, State, step_tiles::most_tokens>,

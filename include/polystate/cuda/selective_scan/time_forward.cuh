@@ -191,7 +191,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(32 * time_warps)
               after = fmaf(e[j + i], after, x[j + i]);
             }
           }
-          float decay = exp2_approximate(lane_length * A);
+          float decay = finite(exp2_approximate(lane_length * A));
           float h = 0.0f;
           if (lane == 0) {
             h = carried;

@@ -97,6 +97,10 @@ class block_pieces {
   piece only_;
 };
 
+/// Growth over several tokens (A > 0), cut off where it overflows: times a state of 0 it is 0 then, as token by token.
+/// A NaN is hidden here, and shows in the states of the same tokens.
+__device__ inline float finite(float decay) { return fminf(decay, 3.4028234664e38f); }
+
 /// x <- decay * (x of the lane before) + x, composed over the `Lanes` lanes of a channel: afterwards each holds the
 /// state after its tokens, given that lane 0's x took the state before them in and that its decay is 0 now, so that
 /// nothing comes from before it. decay is used up.
@@ -106,7 +110,7 @@ __device__ void scan_lanes_up(float& x, float& decay) {
   for (int apart = 1; apart < Lanes; apart *= 2) {
     // A lane without one so far before it gets its own numbers, and its decay is 0 by then.
     x = fmaf(decay, __shfl_up_sync(0xffffffffu, x, apart, Lanes), x);
-    decay *= __shfl_up_sync(0xffffffffu, decay, apart, Lanes);
+    decay = finite(decay * __shfl_up_sync(0xffffffffu, decay, apart, Lanes));
   }
 }
 /// The same from the last lane to the first.
@@ -115,7 +119,7 @@ __device__ void scan_lanes_down(float& x, float& decay) {
 #pragma unroll
   for (int apart = 1; apart < Lanes; apart *= 2) {
     x = fmaf(decay, __shfl_down_sync(0xffffffffu, x, apart, Lanes), x);
-    decay *= __shfl_down_sync(0xffffffffu, decay, apart, Lanes);
+    decay = finite(decay * __shfl_down_sync(0xffffffffu, decay, apart, Lanes));
   }
 }
 
