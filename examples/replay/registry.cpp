@@ -39,8 +39,12 @@ constexpr row rows[] = {
 #if defined(REPLAY_CUDA)
     {"causal_conv1d", "cuda", pass::forward, &cuda::causal_conv1d},
     {"causal_conv1d", "cuda", pass::backward, &cuda::causal_conv1d_backward},
+    {"gated_delta_rule", "cuda", pass::forward, &cuda::gated_delta_rule},
+    {"gated_delta_rule", "cuda", pass::backward, &cuda::gated_delta_rule_backward},
     {"selective_scan", "cuda", pass::forward, &cuda::selective_scan},
     {"selective_scan", "cuda", pass::backward, &cuda::selective_scan_backward},
+    {"ssd", "cuda", pass::forward, &cuda::ssd},
+    {"ssd", "cuda", pass::backward, &cuda::ssd_backward},
 #endif
 };
 

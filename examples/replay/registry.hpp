@@ -39,8 +39,12 @@ runner ssd_backward;
 namespace cuda {
 runner causal_conv1d;
 runner causal_conv1d_backward;
+runner gated_delta_rule;
+runner gated_delta_rule_backward;
 runner selective_scan;
 runner selective_scan_backward;
+runner ssd;
+runner ssd_backward;
 }  // namespace cuda
 
 /// Whether an operator of that name has any row.
