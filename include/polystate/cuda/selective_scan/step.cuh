@@ -28,12 +28,10 @@ template <class Data, class State>
 struct step_params {
   selective_scan_step_args<Data, State> op;
   state_pool pool;
-  int lanes = 1;     ///< threads of a channel, a power of two
-  int channels = 1;  ///< of a block
-  int tiles = 0;     ///< blocks of a row
-  bool quad_states = false;
-  bool quad_A = false;
-  bool quad_BC = false;
+  int lanes = 1;       ///< threads of a channel, a power of two
+  int channels = 1;    ///< of a block
+  int tiles = 0;       ///< blocks of a row
+  bool quads = false;  ///< four states are one access in every operand that has them
 };
 
 template <class Data, class State>
@@ -46,9 +44,8 @@ step_params<Data, State> make_params(const selective_scan_step_args<Data, State>
           .lanes = lanes,
           .channels = channels,
           .tiles = static_cast<int>(tiles_of(args.u.extent(2), channels)),
-          .quad_states = in_quads(args.state) && in_quads(args.intermediate_states),
-          .quad_A = in_quads(args.A),
-          .quad_BC = in_quads(args.B) && in_quads(args.C)};
+          .quads = in_quads(args.state) && in_quads(args.intermediate_states) && in_quads(args.A) && in_quads(args.B) &&
+                   in_quads(args.C)};
 }
 
 /// Four numbers as they lie in memory.
@@ -57,29 +54,27 @@ struct alignas(step_tiles::states * sizeof(T)) quad {
   T value[step_tiles::states];
 };
 
-/// Reads up to four of `count` numbers from index n on; the rest are 0.
-template <class T>
-__device__ void load_quad(float (&x)[step_tiles::states], const T* from, std::int64_t stride, bool whole, int n,
-                          int count) {
-  if (whole) {
-    quad<T> q = {};
+/// Four of `count` numbers from index n on; what lies beyond is 0. Kept as they are until they are used: a conversion
+/// would wait for them, and the next load for it.
+template <class T, bool Quads>
+__device__ quad<T> load_quad(const T* from, std::int64_t stride, int n, int count) {
+  quad<T> q = {};
+  if constexpr (Quads) {
     if (n < count) q = *reinterpret_cast<const quad<T>*>(from + n);
-#pragma unroll
-    for (int k = 0; k < step_tiles::states; ++k) x[k] = static_cast<float>(q.value[k]);
   } else {
 #pragma unroll
     for (int k = 0; k < step_tiles::states; ++k) {
-      x[k] = n + k < count ? static_cast<float>(from[(n + k) * stride]) : 0.0f;
+      if (n + k < count) q.value[k] = from[(n + k) * stride];
     }
   }
+  return q;
 }
-template <class T>
-__device__ void store_quad(const float (&x)[step_tiles::states], T* to, std::int64_t stride, bool whole, int n,
-                           int count) {
+template <class T, bool Quads>
+__device__ void store_quad(const float (&x)[step_tiles::states], T* to, std::int64_t stride, int n, int count) {
   quad<T> q;
 #pragma unroll
   for (int k = 0; k < step_tiles::states; ++k) q.value[k] = static_cast<T>(x[k]);
-  if (whole) {
+  if constexpr (Quads) {
     if (n < count) *reinterpret_cast<quad<T>*>(to + n) = q;
   } else {
 #pragma unroll
@@ -89,8 +84,8 @@ __device__ void store_quad(const float (&x)[step_tiles::states], T* to, std::int
   }
 }
 
-/// At most `Tokens`: one token's step has registers for twice as many accesses in flight.
-template <class Data, class State, int Tokens>
+/// At most `Tokens`: one token's step has registers for more accesses in flight.
+template <class Data, class State, int Tokens, bool Quads>
 __global__ POLYSTATE_HIDDEN void __launch_bounds__(step_tiles::threads)
     selective_scan_step_kernel(const __grid_constant__ step_params<Data, State> p) {
   constexpr int S = step_tiles::states;
@@ -112,58 +107,96 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(step_tiles::threads)
   const std::int64_t g = op.B.extent(2) == 1 ? 0 : group_of_head(d, D, op.B.extent(2));
   const State* const read = works ? &op.state(p.pool.read(b), d, 0) : nullptr;
   State* const written = works ? &op.state(p.pool.write(b), d, 0) : nullptr;
-  const float* const A_row = &op.A(d, 0);
+  const int pitch = p.lanes * S;  // from a thread's access to its next
+
+  // Everything that the first token needs is asked for before anything is used.
+  quad<State> h_in[2] = {};
+  quad<float> A_in[2] = {};
+#pragma unroll
+  for (int i = 0; works && i < 2; ++i) {
+    h_in[i] = load_quad<State, Quads>(read, op.state.stride(2), lane * S + i * pitch, N);
+    A_in[i] = load_quad<float, Quads>(&op.A(d, 0), op.A.stride(1), lane * S + i * pitch, N);
+  }
+  Data u_of[Tokens] = {};
+  Data delta[Tokens] = {};
+  Data z[Tokens] = {};
+#pragma unroll
+  for (int t = 0; t < Tokens; ++t) {
+    if (t >= T || !works) continue;
+    u_of[t] = op.u(b, t, d);
+    delta[t] = op.delta(b, t, d);
+    if (op.z.data() != nullptr) z[t] = op.z(b, t, d);
+  }
+  const float bias = works && op.delta_bias.data() != nullptr ? op.delta_bias(d) : 0.0f;
+  const float skip = works && op.D.data() != nullptr ? op.D(d) : 0.0f;
 
   float u[Tokens];
   float dt[Tokens];
   float sum[Tokens];
-#pragma unroll
-  for (int t = 0; t < Tokens; ++t) {
-    sum[t] = 0.0f;
-    u[t] = 0.0f;
-    dt[t] = 0.0f;
-    if (t < T && works) {
-      u[t] = static_cast<float>(op.u(b, t, d));
-      dt[t] = static_cast<float>(op.delta(b, t, d));
-      if (op.delta_bias.data() != nullptr) dt[t] += op.delta_bias(d);
-      if (op.delta_softplus) dt[t] = softplus<Data>(dt[t]);
-    }
-  }
-
-  // Two accesses in flight, then the tokens.
-  for (int n0 = lane * S; works && n0 < N; n0 += 2 * p.lanes * S) {
+  for (int n0 = lane * S; works && n0 < N; n0 += 2 * pitch) {
+    const bool is_first = n0 == lane * S;
+    quad<Data> B_in[2];
+    quad<Data> C_in[2];
     float h[2][S];
     float A[2][S];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int n = n0 + i * p.lanes * S;
-      load_quad(h[i], read, op.state.stride(2), p.quad_states, n, N);
-      load_quad(A[i], A_row, op.A.stride(1), p.quad_A, n, N);
+      const int n = n0 + i * pitch;
+      if (T > 0) {
+        B_in[i] = load_quad<Data, Quads>(&op.B(b, 0, g, 0), op.B.stride(3), n, N);
+        C_in[i] = load_quad<Data, Quads>(&op.C(b, 0, g, 0), op.C.stride(3), n, N);
+      }
+      if (is_first) continue;
+      h_in[i] = load_quad<State, Quads>(read, op.state.stride(2), n, N);
+      A_in[i] = load_quad<float, Quads>(&op.A(d, 0), op.A.stride(1), n, N);
+    }
+    if (is_first) {
+#pragma unroll
+      for (int t = 0; t < Tokens; ++t) {
+        u[t] = static_cast<float>(u_of[t]);
+        dt[t] = static_cast<float>(delta[t]) + bias;
+        if (op.delta_softplus) dt[t] = softplus<Data>(dt[t]);
+        sum[t] = 0.0f;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int k = 0; k < S; ++k) {
+        h[i][k] = static_cast<float>(h_in[i].value[k]);
+        A[i][k] = A_in[i].value[k] * log2_e;
+      }
     }
 #pragma unroll
     for (int t = 0; t < Tokens; ++t) {
       if (t >= T) break;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int n = n0 + i * p.lanes * S;
-        float B[S];
-        float C[S];
-        load_quad(B, &op.B(b, t, g, 0), op.B.stride(3), p.quad_BC, n, N);
-        load_quad(C, &op.C(b, t, g, 0), op.C.stride(3), p.quad_BC, n, N);
+        const int n = n0 + i * pitch;
+        if (t > 0) {
+          B_in[i] = load_quad<Data, Quads>(&op.B(b, t, g, 0), op.B.stride(3), n, N);
+          C_in[i] = load_quad<Data, Quads>(&op.C(b, t, g, 0), op.C.stride(3), n, N);
+        }
 #pragma unroll
         for (int k = 0; k < S; ++k) {
-          h[i][k] = fmaf(exp2_approximate(dt[t] * (A[i][k] * log2_e)), h[i][k], dt[t] * u[t] * B[k]);
-          sum[t] = fmaf(C[k], h[i][k], sum[t]);
+          const float B = static_cast<float>(B_in[i].value[k]);
+          h[i][k] = fmaf(exp2_approximate(dt[t] * A[i][k]), h[i][k], dt[t] * u[t] * B);
+          sum[t] = fmaf(static_cast<float>(C_in[i].value[k]), h[i][k], sum[t]);
         }
         if (op.intermediate_states.data() != nullptr) {
-          store_quad(h[i], &op.intermediate_states(b, t, d, 0), op.intermediate_states.stride(3), p.quad_states, n, N);
+          store_quad<State, Quads>(h[i], &op.intermediate_states(b, t, d, 0), op.intermediate_states.stride(3), n, N);
         }
       }
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      store_quad(h[i], written, op.state.stride(2), p.quad_states, n0 + i * p.lanes * S, N);
+      store_quad<State, Quads>(h[i], written, op.state.stride(2), n0 + i * pitch, N);
     }
+  }
+  // Threads without a state of their own still take part in the sums.
+  if (!works || lane * S >= N) {
+#pragma unroll
+    for (int t = 0; t < Tokens; ++t) sum[t] = 0.0f;
   }
 
 #pragma unroll
@@ -173,8 +206,8 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(step_tiles::threads)
     if (!real || lane != 0) continue;
     float y = 0.0f;
     if (!padding) {
-      y = op.D.data() != nullptr ? fmaf(op.D(d), u[t], sum[t]) : sum[t];
-      if (op.z.data() != nullptr) y *= silu<Data>(static_cast<float>(op.z(b, t, d)));
+      y = fmaf(skip, static_cast<float>(u_of[t]), sum[t]);
+      if (op.z.data() != nullptr) y *= silu<Data>(static_cast<float>(z[t]));
     }
     op.y(b, t, d) = static_cast<Data>(y);
   }
@@ -185,8 +218,9 @@ POLYSTATE_HIDDEN status launch_step(const char* name, const on_cuda& exec, const
   // Without tokens too: a state that is written elsewhere than it was read moves.
   const grid g{.blocks = p.op.u.extent(0) * p.tiles, .threads = step_tiles::threads};
   return launch(name, exec, g,
-                p.op.u.extent(1) == 1 ? selective_scan_step_kernel<Data, State, 1>
-                                      : selective_scan_step_kernel<Data, State, step_tiles::most_tokens>,
+                !p.quads                ? selective_scan_step_kernel<Data, State, step_tiles::most_tokens, false>
+                : p.op.u.extent(1) == 1 ? selective_scan_step_kernel<Data, State, 1, true>
+                                        : selective_scan_step_kernel<Data, State, step_tiles::most_tokens, true>,
                 p);
 }
 
