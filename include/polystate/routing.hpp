@@ -14,6 +14,7 @@
 #include <polystate/segment_moments.hpp>
 #include <polystate/separation.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -287,8 +288,20 @@ template <class Data, class Separation, class Router>
   return c.result();
 }
 
-/// What routing() does, with a status for an exception. Defined in polystate/reference/routing.hpp: include
-/// it, or the linker will miss it.
+/// Scratch that the CUDA path needs, in bytes; its backend's header defines both.
+template <class Data, class Separation, class Router>
+[[nodiscard]] std::size_t workspace_bytes(const on_cuda& exec, const routing_args<Data, Separation, Router>& args);
+template <class Data, class Separation, class Router>
+[[nodiscard]] std::size_t workspace_bytes(const on_cuda& exec, const routing_args<Data, Separation, Router>& args,
+                                          const routing_grads<Data, Router>& grads);
+
+/// What routing() does, with a status for an exception. Each overload is defined in polystate/reference/routing.hpp or
+/// polystate/cuda/routing.cuh: include it, or the linker will miss it.
+template <class Data, class Separation, class Router>
+[[nodiscard]] status try_routing(const on_cuda& exec, const routing_args<Data, Separation, Router>& args);
+template <class Data, class Separation, class Router>
+[[nodiscard]] status try_routing_backward(const on_cuda& exec, const routing_args<Data, Separation, Router>& args,
+                                          const routing_grads<Data, Router>& grads);
 template <class Data, class Separation, class Router>
 [[nodiscard]] status try_routing(const on_reference& exec, const routing_args<Data, Separation, Router>& args);
 
@@ -299,8 +312,11 @@ template <class Data, class Separation, class Router>
 /// Computes lam and, if given, the scores.
 ///
 /// reference: serial, the definition above as written, in compute_t<Data>; any scalar type.
+/// cuda:      asynchronous on exec.stream, float sums; float, half and bfloat16 data, dr up to 512; scratch from
+/// exec.workspace, or allocated in the order of the stream: workspace_bytes(exec, args).
 ///
-/// Throws argument_error when check() fails, or when kept raw position weights sum to 0, before any write.
+/// Throws argument_error when check() fails, or on the reference when kept raw position weights sum to 0, before any
+/// write; cuda_error when a launch fails. On CUDA, which reads no operand on the host, such weights are not finite.
 /// NaN scores give NaN weights for that token and head. Deterministic. Thread-safe.
 template <class Exec, class Data, class Separation, class Router>
 void routing(const Exec& exec, const routing_args<Data, Separation, Router>& args) {
@@ -311,6 +327,7 @@ void routing(const Exec& exec, const routing_args<Data, Separation, Router>& arg
 /// read nor written.
 ///
 /// reference: as docs/routing.md derives it, in compute_t<Data>; memory as segment_moments_backward().
+/// cuda:      as routing(), no atomics: workspace_bytes(exec, args, grads).
 ///
 /// Throws and guarantees as routing().
 template <class Exec, class Data, class Separation, class Router>

@@ -123,17 +123,17 @@ inline segmentation make_segmentation(const separation::boundaries& s, const seq
   return r;
 }
 
-/// Slots that a token sees; the last one, its own, is still open.
+/// Slots that a token sees, first to current; its own is the last one.
 struct visible_slots {
   std::int32_t first;
   std::int32_t current;
+  std::int32_t origin;  ///< first slot of the sequence
   [[nodiscard]] __device__ int size() const { return current - first + 1; }
 };
 
 /// What segmentation says, on the device.
 struct segment_table {
   std::int32_t* begins = nullptr;    ///< (slots + 1), first token
-  std::int32_t* first = nullptr;     ///< (slots), first slot of the sequence
   std::int32_t* last = nullptr;      ///< (slots), last slot of the sequence
   std::int32_t* entry = nullptr;     ///< (slots), index L of outputs; -1 for an empty slot of packed sequences
   float* divisor = nullptr;          ///< (slots), of the ended segment
@@ -148,12 +148,17 @@ struct segment_table {
 inline segment_table carve(workspace_carver& from, const segmentation& s) {
   segment_table t;
   t.begins = from.take<std::int32_t>(s.slots() + 1);
-  t.first = from.take<std::int32_t>(s.slots());
   t.last = from.take<std::int32_t>(s.slots());
   t.entry = from.take<std::int32_t>(s.slots());
   t.divisor = from.take<float>(s.slots());
   t.visible = from.take<visible_slots>(s.tokens());
   return t;
+}
+
+/// What a token's running moments are divided by.
+[[nodiscard]] __device__ inline float running_divisor(const segment_table& table, bool counts, std::int64_t token) {
+  const std::int32_t slot = table.visible[token].current;
+  return counts ? static_cast<float>(token - table.begins[slot] + 1) : table.divisor[slot];
 }
 
 /// Tokens and slots are counted in 32 bits.
@@ -186,7 +191,6 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
     const std::int64_t l = i > first ? i - first : 0;
     const token_range tokens = s.segment(sequence, l);
     p.to.begins[i] = static_cast<std::int32_t>(tokens.batch * s.time + tokens.begin);
-    p.to.first[i] = static_cast<std::int32_t>(first);
     const std::int64_t last = s.all.packed() ? first + s.all[sequence].size() / s.m : first + s.most - 1;
     p.to.last[i] = static_cast<std::int32_t>(last < slots ? last : slots - 1);
     p.to.divisor[i] = s.divides_by_count ? static_cast<float>(tokens.size()) : s.length(l);
@@ -202,7 +206,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
     if (current >= slots) current = slots - 1;
     const std::int64_t oldest = current + 1 - p.max_visible;
     p.to.visible[i] = {static_cast<std::int32_t>(p.max_visible > 0 && oldest > first ? oldest : first),
-                       static_cast<std::int32_t>(current)};
+                       static_cast<std::int32_t>(current), static_cast<std::int32_t>(first)};
   }
 }
 

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// routing on CUDA: docs/routing.md says how. For other operators: routing/problem.cuh has the whole way from keys and
+/// queries to weights and back, routing/scores.cuh and routing/weights.cuh its parts with their params.
+
+#include <polystate/cuda/device.cuh>
+#include <polystate/cuda/routing/problem.cuh>
+#include <polystate/cuda/routing/score_output.cuh>
+#include <polystate/cuda/workspace.cuh>
+#include <polystate/routing.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace polystate::inline POLYSTATE_ABI {
+
+namespace detail::inline POLYSTATE_BUILD::cuda::route {
+
+/// The query that a router scores with.
+template <class Data>
+any_element_view<4> query_of(const router::meanpool<Data>& r) {
+  return any_element_view<4>(r.u);
+}
+template <class Data>
+any_element_view<4> query_of(const router::merlin<Data>& r) {
+  return any_element_view<4>(r.q);
+}
+template <class Data>
+any_element_view<4> query_of(const router::cumulant<Data>& r) {
+  return any_element_view<4>(r.q);
+}
+template <class Router>
+any_element_view<4> query_of(const router::top_k<Router>& r) {
+  return query_of(r.of);
+}
+
+/// Adds the gradients of a router's operands to what is wanted.
+inline void want(wanted_gradients&, const router_grads<router::uniform>&) {}
+template <class Data>
+void want(wanted_gradients& to, const router_grads<router::position<Data>>& grads) {
+  to.d_weights = grads.d_weights;
+}
+template <class Data>
+void want(wanted_gradients& to, const router_grads<router::meanpool<Data>>& grads) {
+  to.d_query = any_element_view<4>(grads.d_u);
+}
+template <class Data>
+void want(wanted_gradients& to, const router_grads<router::merlin<Data>>& grads) {
+  to.d_query = any_element_view<4>(grads.d_q);
+  to.d_gamma = grads.d_gamma;
+  to.d_tau[0] = grads.d_tau_mu;
+  to.d_tau[1] = grads.d_tau_sigma;
+}
+template <class Data>
+void want(wanted_gradients& to, const router_grads<router::cumulant<Data>>& grads) {
+  to.d_query = any_element_view<4>(grads.d_q);
+  to.d_tau[0] = grads.d_delta;
+}
+template <class Router>
+void want(wanted_gradients& to, const router_grads<router::top_k<Router>>& grads) {
+  want(to, grads.of);
+}
+
+/// `rows`: lam or its derivative, which have the sizes B, T and H.
+template <class Data, class Separation, class Router, class Weight>
+routing_problem make_routing_problem(const routing_args<Data, Separation, Router>& args,
+                                     const tensor_view<Weight, 4>& rows) {
+  routing_problem p;
+  p.router = make_router(args.router);
+  const std::int64_t B = rows.extent(0);
+  const std::int64_t T = rows.extent(1);
+  if constexpr (Router::reads_moments) {
+    p.moments = moments::make_moment_problem(args.moments, args.separation, {}, Router::reads_Sigma);
+    p.query.rows = query_of(args.router);
+    p.query.normalizations = args.moments.qkp_l2norm && Router::normalizes_query ? 1 : 0;
+    p.query.eps[0] = static_cast<float>(args.moments.l2norm_eps);
+  } else {
+    p.moments.segments = moments::make_segmentation(args.separation, sequences(B, T, {}), B, T);
+  }
+  p.heads = rows.extent(2);
+  p.max_visible = args.max_visible;
+  return p;
+}
+
+template <class Data, class Router>
+wanted_gradients wanted_of(const routing_grads<Data, Router>& grads) {
+  wanted_gradients w;
+  w.d_k = any_element_view<4>(grads.moments.d_k);
+  w.d_g = grads.moments.d_g;
+  w.d_beta = grads.moments.d_beta;
+  want(w, grads.router);
+  return w;
+}
+
+/// What CUDA asks beside the contract's check, which has passed.
+template <class Data, class Separation, class Router>
+status check_routing_operands(const char* name, const on_cuda& exec, const routing_args<Data, Separation, Router>& args,
+                              const routing_problem& p, std::size_t scratch_bytes) {
+  status s = check_stream(name, exec);
+  if (s.ok()) s = check_workspace(name, exec, scratch_bytes);
+  if (!s.ok()) return s;
+  argument_checks c(name);
+  if constexpr (Router::reads_moments) {
+    c.bind("dr", args.moments.k.extent(3), "moments.k").range("dr", segment_moments_limits::cuda_dr);
+  }
+  return c.include(moments::check_segmentation(name, p.moments.segments)).result();
+}
+
+/// Whether kernels exist for the sizes.
+template <class Data, class Separation, class Router>
+bool is_supported(const routing_args<Data, Separation, Router>& args) {
+  return !Router::reads_moments || segment_moments_limits::cuda_dr.contains(args.moments.k.extent(3));
+}
+
+/// Calls f with the operands whose boundaries are a copy on the host.
+template <class Data, class Separation, class Router>
+status check_boundaries(const char* name, const on_cuda& exec, const routing_args<Data, Separation, Router>& args,
+                        std::int64_t T) {
+  if constexpr (std::is_same_v<Separation, separation::boundaries>) {
+    host_indices boundaries;
+    const status s = boundaries.read(name, exec, "separation.boundaries", args.separation.boundaries);
+    return s.ok() ? check_contents(name, separation::boundaries{boundaries.view()}, T) : s;
+  } else {
+    return {};
+  }
+}
+
+}  // namespace detail::inline POLYSTATE_BUILD::cuda::route
+
+/// For the operands of a valid call; 0 for one that check() refuses.
+template <class Data, class Separation, class Router>
+std::size_t workspace_bytes(const on_cuda&, const routing_args<Data, Separation, Router>& args) {
+  namespace route = detail::cuda::route;
+  if (!check(args).ok() || !route::is_supported(args)) return 0;
+  detail::cuda::workspace_carver count;
+  route::carve(count, route::make_routing_problem(args, args.lam));
+  return count.bytes();
+}
+template <class Data, class Separation, class Router>
+std::size_t workspace_bytes(const on_cuda&, const routing_args<Data, Separation, Router>& args,
+                            const routing_grads<Data, Router>& grads) {
+  namespace route = detail::cuda::route;
+  if (!check(args, grads).ok() || !route::is_supported(args)) return 0;
+  const route::routing_problem p = route::make_routing_problem(args, grads.d_lam);
+  detail::cuda::workspace_carver count;
+  route::carve(count, p);
+  route::carve_gradients(count, p, route::wanted_of(grads));
+  return count.bytes();
+}
+
+/// What on_cuda asks of the operands: check(), dr up to 512, tokens and segments within 32 bits, a stream of the
+/// current device, and a workspace, if given, that is aligned and large enough. Reads no elements: kept raw weights
+/// that sum to 0 are not refused but divide by 0.
+template <class Data, class Separation, class Router>
+[[nodiscard]] status check(const on_cuda& exec, const routing_args<Data, Separation, Router>& args) {
+  namespace route = detail::cuda::route;
+  if (status s = check(args); !s.ok()) return s;
+  return route::check_routing_operands("routing", exec, args, route::make_routing_problem(args, args.lam),
+                                       workspace_bytes(exec, args));
+}
+template <class Data, class Separation, class Router>
+[[nodiscard]] status check(const on_cuda& exec, const routing_args<Data, Separation, Router>& args,
+                           const routing_grads<Data, Router>& grads) {
+  namespace route = detail::cuda::route;
+  if (status s = check(args, grads); !s.ok()) return s;
+  return route::check_routing_operands("routing_backward", exec, args, route::make_routing_problem(args, grads.d_lam),
+                                       workspace_bytes(exec, args, grads));
+}
+
+/// check(), and the contents of the boundaries. Copies them to the host and waits for exec.stream, so it cannot run
+/// under graph capture.
+template <class Data, class Separation, class Router>
+[[nodiscard]] status validate(const on_cuda& exec, const routing_args<Data, Separation, Router>& args) {
+  if (status s = check(exec, args); !s.ok()) return s;
+  return detail::cuda::route::check_boundaries("routing", exec, args, args.lam.extent(1));
+}
+template <class Data, class Separation, class Router>
+[[nodiscard]] status validate(const on_cuda& exec, const routing_args<Data, Separation, Router>& args,
+                              const routing_grads<Data, Router>& grads) {
+  if (status s = check(exec, args, grads); !s.ok()) return s;
+  return detail::cuda::route::check_boundaries("routing_backward", exec, args, grads.d_lam.extent(1));
+}
+
+template <class Data, class Separation, class Router>
+status try_routing(const on_cuda& exec, const routing_args<Data, Separation, Router>& args) {
+  namespace route = detail::cuda::route;
+  static_assert(detail::cuda::is_element<Data>, "routing on_cuda takes float, half and bfloat16 data");
+  constexpr const char* name = "routing";
+  if (status s = check(exec, args); !s.ok()) return s;
+  const route::routing_problem p = route::make_routing_problem(args, args.lam);
+  const detail::cuda::scratch memory(name, exec, workspace_bytes(exec, args));
+  if (!memory.result().ok()) return memory.result();
+  detail::cuda::workspace_carver hand_out(memory.data());
+  const route::routing_memory m = route::carve(hand_out, p);
+  const status s = route::launch_routing(name, exec, p, m, route::weight_view<float>{.rows = args.lam});
+  if (!s.ok() || p.is_empty() || (!args.r_mu && !args.r_sigma)) return s;
+  return route::launch_score_output(name, exec,
+                                    {.visible = m.moments.table.visible,
+                                     .scores = m.scores,
+                                     .r_mu = args.r_mu,
+                                     .r_sigma = args.r_sigma,
+                                     .tokens = p.tokens(),
+                                     .time = args.lam.extent(1),
+                                     .heads = p.moment_heads(),
+                                     .segments = args.lam.extent(3)});
+}
+
+template <class Data, class Separation, class Router>
+status try_routing_backward(const on_cuda& exec, const routing_args<Data, Separation, Router>& args,
+                            const routing_grads<Data, Router>& grads) {
+  namespace route = detail::cuda::route;
+  static_assert(detail::cuda::is_element<Data>, "routing_backward on_cuda takes float, half and bfloat16 data");
+  constexpr const char* name = "routing_backward";
+  if (status s = check(exec, args, grads); !s.ok()) return s;
+  const route::routing_problem p = route::make_routing_problem(args, grads.d_lam);
+  const route::wanted_gradients wanted = route::wanted_of(grads);
+  const detail::cuda::scratch memory(name, exec, workspace_bytes(exec, args, grads));
+  if (!memory.result().ok()) return memory.result();
+  detail::cuda::workspace_carver hand_out(memory.data());
+  const route::routing_memory m = route::carve(hand_out, p);
+  const route::routing_gradient_memory g = route::carve_gradients(hand_out, p, wanted);
+  const status s = route::launch_scores(name, exec, p, m);
+  if (!s.ok()) return s;
+  return route::launch_routing_backward(name, exec, p, m, route::weight_view<const float>{.rows = grads.d_lam}, wanted,
+                                        g);
+}
+
+}  // namespace polystate::inline POLYSTATE_ABI
