@@ -70,29 +70,31 @@ struct router_operands {
   [[nodiscard]] router_operands<double> in_double() const { return in<double>(); }
 };
 
-/// The router struct that reads these operands; `shared_kq` leaves out its query. `name` is for test output.
+/// The router struct that reads these operands, or others whose members view() likewise; `shared_kq` leaves out its
+/// query. `name` is for test output.
 template <class Router>
 struct router_of;
 template <>
 struct router_of<router::none> {
   static std::string name() { return "none"; }
-  template <class Data>
-  static router::none view(const router_operands<Data>&, bool) {
+  template <class Operands>
+  static router::none view(const Operands&, bool) {
     return {};
   }
 };
 template <>
 struct router_of<router::uniform> {
   static std::string name() { return "uniform"; }
-  template <class Data>
-  static router::uniform view(const router_operands<Data>&, bool) {
+  template <class Operands>
+  static router::uniform view(const Operands&, bool) {
     return {};
   }
 };
 template <class D>
 struct router_of<router::position<D>> {
   static std::string name() { return "position"; }
-  static router::position<D> view(const router_operands<D>& o, bool) {
+  template <class Operands>
+  static router::position<D> view(const Operands& o, bool) {
     return {.weights = o.weights.view(),
             .position_index = o.options.position_index,
             .position_norm = o.options.position_norm};
@@ -101,7 +103,8 @@ struct router_of<router::position<D>> {
 template <class D>
 struct router_of<router::meanpool<D>> {
   static std::string name() { return "meanpool"; }
-  static router::meanpool<D> view(const router_operands<D>& o, bool shared_kq) {
+  template <class Operands>
+  static router::meanpool<D> view(const Operands& o, bool shared_kq) {
     if (shared_kq) return {};
     return {.u = o.q.view()};
   }
@@ -109,7 +112,8 @@ struct router_of<router::meanpool<D>> {
 template <class D>
 struct router_of<router::merlin<D>> {
   static std::string name() { return "merlin"; }
-  static router::merlin<D> view(const router_operands<D>& o, bool shared_kq) {
+  template <class Operands>
+  static router::merlin<D> view(const Operands& o, bool shared_kq) {
     router::merlin<D> r{.gamma = o.gamma.view(), .tau_mu = o.tau_mu.view(), .tau_sigma = o.tau_sigma.view()};
     if (!shared_kq) r.q = o.q.view();
     return r;
@@ -118,7 +122,8 @@ struct router_of<router::merlin<D>> {
 template <class D>
 struct router_of<router::cumulant<D>> {
   static std::string name() { return "cumulant"; }
-  static router::cumulant<D> view(const router_operands<D>& o, bool shared_kq) {
+  template <class Operands>
+  static router::cumulant<D> view(const Operands& o, bool shared_kq) {
     router::cumulant<D> r{.delta = o.delta.view()};
     if (!shared_kq) r.q = o.q.view();
     return r;
@@ -127,8 +132,8 @@ struct router_of<router::cumulant<D>> {
 template <class Router>
 struct router_of<router::top_k<Router>> {
   static std::string name() { return "top_k_" + router_of<Router>::name(); }
-  template <class Data>
-  static router::top_k<Router> view(const router_operands<Data>& o, bool shared_kq) {
+  template <class Operands>
+  static router::top_k<Router> view(const Operands& o, bool shared_kq) {
     return {.of = router_of<Router>::view(o, shared_kq), .k = o.options.k, .keep_current = o.options.keep_current};
   }
 };

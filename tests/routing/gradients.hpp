@@ -66,8 +66,8 @@ struct gradients_of_router {
   static router_gradients<Data> make(const router_operands<Data>&, bool) {
     return {};
   }
-  template <class Data>
-  static router_grads<Router> view(router_gradients<Data>&) {
+  template <class Gradients>
+  static router_grads<Router> view(Gradients&) {
     return {};
   }
 };
@@ -78,7 +78,10 @@ struct gradients_of_router<router::position<D>> {
     g.d_weights = poisoned_like(o.weights);
     return g;
   }
-  static router_grads<router::position<D>> view(router_gradients<D>& g) { return {.d_weights = g.d_weights.view()}; }
+  template <class Gradients>
+  static router_grads<router::position<D>> view(Gradients& g) {
+    return {.d_weights = g.d_weights.view()};
+  }
 };
 template <class D>
 struct gradients_of_router<router::meanpool<D>> {
@@ -87,7 +90,10 @@ struct gradients_of_router<router::meanpool<D>> {
     if (!shared_kq) g.d_q = poisoned_like(o.q);
     return g;
   }
-  static router_grads<router::meanpool<D>> view(router_gradients<D>& g) { return {.d_u = g.d_q.view()}; }
+  template <class Gradients>
+  static router_grads<router::meanpool<D>> view(Gradients& g) {
+    return {.d_u = g.d_q.view()};
+  }
 };
 template <class D>
 struct gradients_of_router<router::merlin<D>> {
@@ -99,7 +105,8 @@ struct gradients_of_router<router::merlin<D>> {
     g.d_tau_sigma = poisoned_like(o.tau_sigma);
     return g;
   }
-  static router_grads<router::merlin<D>> view(router_gradients<D>& g) {
+  template <class Gradients>
+  static router_grads<router::merlin<D>> view(Gradients& g) {
     return {.d_q = g.d_q.view(),
             .d_gamma = g.d_gamma.view(),
             .d_tau_mu = g.d_tau_mu.view(),
@@ -114,7 +121,8 @@ struct gradients_of_router<router::cumulant<D>> {
     g.d_delta = poisoned_like(o.delta);
     return g;
   }
-  static router_grads<router::cumulant<D>> view(router_gradients<D>& g) {
+  template <class Gradients>
+  static router_grads<router::cumulant<D>> view(Gradients& g) {
     return {.d_q = g.d_q.view(), .d_delta = g.d_delta.view()};
   }
 };
@@ -124,8 +132,8 @@ struct gradients_of_router<router::top_k<Router>> {
   static router_gradients<Data> make(const router_operands<Data>& o, bool shared_kq) {
     return gradients_of_router<Router>::make(o, shared_kq);
   }
-  template <class Data>
-  static router_grads<router::top_k<Router>> view(router_gradients<Data>& g) {
+  template <class Gradients>
+  static router_grads<router::top_k<Router>> view(Gradients& g) {
     return {.of = gradients_of_router<Router>::view(g)};
   }
 };

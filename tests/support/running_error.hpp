@@ -5,9 +5,12 @@
 // Stability of Numerical Algorithms, section 3.3: running error analysis). The reference takes any scalar, so its run
 // on these gives expected values and what each of them may deviate by.
 
+#include "support/tensor.hpp"
+
 #include <Eigen/Core>
 
 #include <cmath>
+#include <vector>
 
 namespace polystate::testing {
 
@@ -58,11 +61,28 @@ struct running_error {
     const double e = std::exp(x.value);
     return {e, e * (x.error + std::abs(x.value) + 2) + smallest};
   }
+  friend running_error sqrt(const running_error& x) {
+    const double y = std::sqrt(x.value);
+    return {y, (y > 0 ? x.error / (2 * y) : 0) + std::abs(y)};
+  }
   friend running_error log1p(const running_error& x) {
     const double y = std::log1p(x.value);
     return {y, x.error / std::abs(1 + x.value) + std::abs(y)};
   }
 };
+
+/// Copies values and errors into tensors of the same shape; nothing where the results are absent.
+template <int Rank>
+void split(const tensor<running_error, Rank>& results, tensor<double, Rank>& value, tensor<double, Rank>& error) {
+  if (!results) return;
+  std::vector<double> values, errors;
+  for (const running_error& x : results.values()) {
+    values.push_back(x.value);
+    errors.push_back(x.error);
+  }
+  value.assign(values);
+  error.assign(errors);
+}
 
 }  // namespace polystate::testing
 
