@@ -7,6 +7,7 @@
 
 #include <polystate/cuda/device.cuh>
 #include <polystate/cuda/routing/problem.cuh>
+#include <polystate/cuda/routing/problem_backward.cuh>
 #include <polystate/cuda/routing/score_output.cuh>
 #include <polystate/cuda/workspace.cuh>
 #include <polystate/routing.hpp>
@@ -18,24 +19,6 @@
 namespace polystate::inline POLYSTATE_ABI {
 
 namespace detail::inline POLYSTATE_BUILD::cuda::route {
-
-/// The query that a router scores with.
-template <class Data>
-any_element_view<4> query_of(const router::meanpool<Data>& r) {
-  return any_element_view<4>(r.u);
-}
-template <class Data>
-any_element_view<4> query_of(const router::merlin<Data>& r) {
-  return any_element_view<4>(r.q);
-}
-template <class Data>
-any_element_view<4> query_of(const router::cumulant<Data>& r) {
-  return any_element_view<4>(r.q);
-}
-template <class Router>
-any_element_view<4> query_of(const router::top_k<Router>& r) {
-  return query_of(r.of);
-}
 
 /// Adds the gradients of a router's operands to what is wanted.
 inline void want(wanted_gradients&, const router_grads<router::uniform>&) {}

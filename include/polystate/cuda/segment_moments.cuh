@@ -7,6 +7,7 @@
 
 #include <polystate/cuda/device.cuh>
 #include <polystate/cuda/segment_moments/moments.cuh>
+#include <polystate/cuda/segment_moments/moments_backward.cuh>
 #include <polystate/cuda/segment_moments/transfer.cuh>
 #include <polystate/cuda/workspace.cuh>
 #include <polystate/segment_moments.hpp>

@@ -97,35 +97,19 @@ struct score_params {
   bool last_is_open = true;  ///< the token's own segment is scored elsewhere
 };
 
-/// Shared memory of a block; behind it the tile's queries, q_pitch() floats apart.
+/// Shared memory of a block.
 struct alignas(16) score_memory {
   static constexpr int pitch = score_chunk + 4;  // rows of 144 bytes: eight float4 of neighbouring rows, 32 banks
   float Sigma[score_tile * pitch];
+  float q[score_tile * pitch];
   int first[score_tile];
   int end[score_tile];  ///< behind the last slot that is scored here
   int low, high;        ///< slots that any token of the tile sees
-
-  POLYSTATE_HOST_DEVICE static constexpr int q_pitch(int query_pitch) { return query_pitch + 4; }
-  static std::size_t bytes(int query_pitch) {
-    return sizeof(score_memory) + sizeof(float) * score_tile * static_cast<std::size_t>(q_pitch(query_pitch));
-  }
 };
 
-/// Queries and visible slots of the tokens from t0 on.
-template <int Threads>
-__device__ void load_score_tile(const score_params& p, std::int64_t t0, std::int64_t head, score_memory& sm, float* q) {
+/// Visible slots of the tokens from t0 on.
+__device__ inline void load_score_tile(const score_params& p, std::int64_t t0, score_memory& sm) {
   const int tid = static_cast<int>(threadIdx.x);
-  const int fours = p.query_pitch / 4;
-  const int pitch = score_memory::q_pitch(p.query_pitch);
-  for (int i = tid; i < score_tile * fours; i += Threads) {
-    const int t = i / fours;
-    const int c = i % fours * 4;
-    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (t0 + t < p.tokens) {
-      x = *reinterpret_cast<const float4*>(p.query + ((t0 + t) * p.heads + head) * p.query_pitch + c);
-    }
-    *reinterpret_cast<float4*>(q + t * pitch + c) = x;
-  }
   if (tid < 32) {
     int low = 0x7fffffff;
     int high = 0;
@@ -145,6 +129,20 @@ __device__ void load_score_tile(const score_params& p, std::int64_t t0, std::int
     if (tid == 0) sm.low = min(low, high), sm.high = high;
   }
   __syncthreads();
+}
+
+/// Elements c0 .. of the tile's queries; zeros beyond.
+template <int Threads>
+__device__ void stage_query(const score_params& p, std::int64_t t0, std::int64_t head, int c0, score_memory& sm) {
+  for (int k = static_cast<int>(threadIdx.x); k < score_tile * score_chunk / 4; k += Threads) {
+    const int t = k / (score_chunk / 4);
+    const int c = k % (score_chunk / 4) * 4;
+    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (t0 + t < p.tokens && c0 + c < p.query_pitch) {
+      x = *reinterpret_cast<const float4*>(p.query + ((t0 + t) * p.heads + head) * p.query_pitch + c0 + c);
+    }
+    *reinterpret_cast<float4*>(sm.q + t * score_memory::pitch + c) = x;
+  }
 }
 
 /// Whether any token of the tile sees the slot; all threads meet here.
@@ -177,14 +175,16 @@ __device__ void stage_Sigma(const slot_moments& from, const float* Sigma, int dr
   }
 }
 
-/// sum[a][b] += sum_c q[4 ty + a][c0 + c] Sigma[tx + 16 b][c] over the staged chunk.
-__device__ inline void multiply_chunk(const score_memory& sm, const float* q, int pitch, int c0, int columns, int tx,
-                                      int ty, float (&sum)[4][4]) {
-  for (int c = 0; c < columns; c += 4) {
+/// sum[a][b] += sum_c q[4 ty + a][c] Sigma[tx + 16 b][c] over the staged chunks.
+__device__ inline void multiply_chunk(const score_memory& sm, int tx, int ty, float (&sum)[4][4]) {
+#pragma unroll 2
+  for (int c = 0; c < score_chunk; c += 4) {
     float4 x[4];
     float4 y[4];
 #pragma unroll
-    for (int a = 0; a < 4; ++a) x[a] = *reinterpret_cast<const float4*>(q + (4 * ty + a) * pitch + c0 + c);
+    for (int a = 0; a < 4; ++a) {
+      x[a] = *reinterpret_cast<const float4*>(sm.q + (4 * ty + a) * score_memory::pitch + c);
+    }
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
       y[b] = *reinterpret_cast<const float4*>(sm.Sigma + (tx + 16 * b) * score_memory::pitch + c);
@@ -202,23 +202,32 @@ __device__ inline void multiply_chunk(const score_memory& sm, const float* q, in
   }
 }
 
+/// A thread's four tokens' queries in memory; those of the last token where there are fewer.
+__device__ inline void query_rows(const score_params& p, std::int64_t t0, std::int64_t head, int ty,
+                                  const float* (&rows)[4]) {
+#pragma unroll
+  for (int a = 0; a < 4; ++a) {
+    const std::int64_t token = t0 + 4 * ty + a;
+    rows[a] = p.query + ((token < p.tokens ? token : p.tokens - 1) * p.heads + head) * p.query_pitch;
+  }
+}
+
 /// A block has a tile of tokens, a moment head, and every block_splits-th run of slots. Thread (tx, ty) of 16 x 16 has
 /// four tokens and, of 64 rows of Sigma, every sixteenth.
 template <int Threads>
 __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
     routing_closed_scores_kernel(const __grid_constant__ score_params p) {
   static_assert(Threads == 16 * 16);
-  extern __shared__ uint4 shared_memory[];
-  auto& sm = *reinterpret_cast<score_memory*>(shared_memory);
-  float* const q = reinterpret_cast<float*>(&sm + 1);
+  __shared__ score_memory sm;
   const int tx = static_cast<int>(threadIdx.x) % 16;
   const int ty = static_cast<int>(threadIdx.x) / 16;
   const auto splits = static_cast<unsigned>(p.block_splits);
   const unsigned split = blockIdx.x % splits;
   const std::int64_t head = blockIdx.x / splits % static_cast<unsigned>(p.heads);
   const std::int64_t t0 = std::int64_t{blockIdx.x / splits / static_cast<unsigned>(p.heads)} * score_tile;
-  load_score_tile<Threads>(p, t0, head, sm, q);
-  const int pitch = score_memory::q_pitch(p.query_pitch);
+  load_score_tile(p, t0, sm);
+  const float* q[4];
+  query_rows(p, t0, head, ty, q);
 
   const int run = static_cast<int>(splits) * slots_per_block;
   for (int begin = sm.low + static_cast<int>(split) * slots_per_block; begin < sm.high; begin += run) {
@@ -231,16 +240,17 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
       for (int c = tx; c < p.dr; c += 16) {
         const float m = mu[c * p.from.mu_strides[3]];
 #pragma unroll
-        for (int a = 0; a < 4; ++a) mean[a] = fmaf(m, q[(4 * ty + a) * pitch + c], mean[a]);
+        for (int a = 0; a < 4; ++a) mean[a] = fmaf(m, q[a][c], mean[a]);
       }
       if (p.from.Sigma != nullptr) {
         const float* const Sigma = p.from.Sigma_of(slot, head);
         for (int i0 = 0; i0 < p.dr; i0 += score_tile) {
           float sum[4][4] = {};
           for (int c0 = 0; c0 < p.dr; c0 += score_chunk) {
+            stage_query<Threads>(p, t0, head, c0, sm);
             stage_Sigma<Threads>(p.from, Sigma, p.dr, i0, c0, false, sm);
             __syncthreads();
-            multiply_chunk(sm, q, pitch, c0, min(score_chunk, p.query_pitch - c0), tx, ty, sum);
+            multiply_chunk(sm, tx, ty, sum);
             __syncthreads();  // the chunk is used up
           }
 #pragma unroll
@@ -248,7 +258,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
             const int i = i0 + tx + 16 * b;
             if (i >= p.dr) continue;
 #pragma unroll
-            for (int a = 0; a < 4; ++a) square[a] = fmaf(sum[a][b], q[(4 * ty + a) * pitch + i], square[a]);
+            for (int a = 0; a < 4; ++a) square[a] = fmaf(sum[a][b], q[a][i], square[a]);
           }
         }
       }
@@ -275,10 +285,7 @@ inline POLYSTATE_HIDDEN status launch_closed_scores(const char* name, const on_c
   const int closed = p.scores.columns - (p.last_is_open ? 1 : 0);
   if (closed <= 0) return {};
   p.block_splits = static_cast<int>(tiles_of(closed, slots_per_block));
-  const grid g{.blocks = score_tiles(p) * p.block_splits,
-               .threads = score_threads,
-               .shared_bytes = score_memory::bytes(p.query_pitch),
-               .most_shared_bytes = score_memory::bytes(moments::most_dr)};
+  const grid g{.blocks = score_tiles(p) * p.block_splits, .threads = score_threads};
   return launch(name, exec, g, routing_closed_scores_kernel<score_threads>, p);
 }
 
@@ -288,17 +295,14 @@ template <int Threads>
 __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
     routing_query_gradient_kernel(const __grid_constant__ score_params p) {
   static_assert(Threads == 16 * 16);
-  extern __shared__ uint4 shared_memory[];
-  auto& sm = *reinterpret_cast<score_memory*>(shared_memory);
-  float* const q = reinterpret_cast<float*>(&sm + 1);
+  __shared__ score_memory sm;
   const int tx = static_cast<int>(threadIdx.x) % 16;
   const int ty = static_cast<int>(threadIdx.x) / 16;
   const auto row_tiles = static_cast<unsigned>(tiles_of(p.dr, score_tile));
   const int i0 = static_cast<int>(blockIdx.x % row_tiles) * score_tile;
   const std::int64_t head = blockIdx.x / row_tiles % static_cast<unsigned>(p.heads);
   const std::int64_t t0 = std::int64_t{blockIdx.x / row_tiles / static_cast<unsigned>(p.heads)} * score_tile;
-  load_score_tile<Threads>(p, t0, head, sm, q);
-  const int pitch = score_memory::q_pitch(p.query_pitch);
+  load_score_tile(p, t0, sm);
 
   float d[4][4] = {};
   for (int slot = sm.low; slot < sm.high; ++slot) {
@@ -308,9 +312,10 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
     if (p.from.Sigma != nullptr) {
       const float* const Sigma = p.from.Sigma_of(slot, head);
       for (int c0 = 0; c0 < p.dr; c0 += score_chunk) {
+        stage_query<Threads>(p, t0, head, c0, sm);
         stage_Sigma<Threads>(p.from, Sigma, p.dr, i0, c0, !p.from.symmetric, sm);
         __syncthreads();
-        multiply_chunk(sm, q, pitch, c0, min(score_chunk, p.query_pitch - c0), tx, ty, sum);
+        multiply_chunk(sm, tx, ty, sum);
         __syncthreads();  // the chunk is used up
       }
     }
@@ -347,10 +352,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
 
 /// The closed segments' part of dq'; 0 where a token sees none.
 inline POLYSTATE_HIDDEN status launch_query_gradient(const char* name, const on_cuda& exec, const score_params& p) {
-  const grid g{.blocks = score_tiles(p) * tiles_of(p.dr, score_tile),
-               .threads = score_threads,
-               .shared_bytes = score_memory::bytes(p.query_pitch),
-               .most_shared_bytes = score_memory::bytes(moments::most_dr)};
+  const grid g{.blocks = score_tiles(p) * tiles_of(p.dr, score_tile), .threads = score_threads};
   return launch(name, exec, g, routing_query_gradient_kernel<score_threads>, p);
 }
 
