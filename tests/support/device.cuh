@@ -58,6 +58,8 @@ class device_tensor {
   void upload(const tensor<T, Rank>& host) {
     POLYSTATE_CUDA_REQUIRE(
         cudaMemcpy(storage(), host.storage().data(), host.storage().size() * sizeof(T), cudaMemcpyDefault));
+    // The copy may return once the host's memory is read, and a stream of its own would not wait for the rest.
+    POLYSTATE_CUDA_REQUIRE(cudaStreamSynchronize(cudaStreamLegacy));
   }
   void download(tensor<T, Rank>& host) const {
     POLYSTATE_CUDA_REQUIRE(
@@ -98,6 +100,7 @@ class spread_tensor {
     for (int i = 0; i < Rank; ++i) extents[i] = host.view().extent(i);
     view_ = {static_cast<T*>(memory_.data()), extents, strides};
     copy(view_, host.view(), cudaMemcpyHostToDevice);
+    POLYSTATE_CUDA_REQUIRE(cudaStreamSynchronize(cudaStreamLegacy));
   }
   void download(tensor<T, Rank>& host) const { copy(host.view(), view_, cudaMemcpyDeviceToHost); }
   [[nodiscard]] const tensor_view<T, Rank>& view() const { return view_; }

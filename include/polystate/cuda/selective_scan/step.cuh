@@ -3,7 +3,7 @@
 
 /// @file
 /// Step kernel of selective_scan: memory bound, so each thread moves four neighbouring states of a channel at a time,
-/// two such accesses in flight.
+/// several such accesses in flight.
 /// One group of threads owns a channel of a batch row: the update in place needs no ordering between groups.
 
 #include <polystate/core/state_pool.hpp>
@@ -24,6 +24,10 @@ struct step_tiles {
   static constexpr int most_tokens = static_cast<int>(selective_scan_limits::step_tokens.max);
 };
 
+/// Accesses of the state that a thread has in flight. One token leaves registers for more, and what a thread does once
+/// for a channel then counts less.
+POLYSTATE_HOST_DEVICE constexpr int accesses_of(std::int64_t tokens) { return tokens == 1 ? 4 : 2; }
+
 template <class Data, class State>
 struct step_params {
   selective_scan_step_args<Data, State> op;
@@ -36,8 +40,7 @@ struct step_params {
 
 template <class Data, class State>
 step_params<Data, State> make_params(const selective_scan_step_args<Data, State>& args) {
-  // Two accesses of the state a thread: bytes in flight are what the step is bound by.
-  const int lanes = power_of_two(tiles_of(args.A.extent(1), 2 * step_tiles::states), 32);
+  const int lanes = power_of_two(tiles_of(args.A.extent(1), accesses_of(args.u.extent(1)) * step_tiles::states), 32);
   const int channels = step_tiles::threads / lanes;
   return {.op = args,
           .pool = state_pool(args.state.extent(0), args.read_indices, args.write_indices),
@@ -84,11 +87,12 @@ __device__ void store_quad(const float (&x)[step_tiles::states], T* to, std::int
   }
 }
 
-/// At most `Tokens`: one token's step has registers for more accesses in flight.
+/// At most `Tokens`.
 template <class Data, class State, int Tokens, bool Quads>
 __global__ POLYSTATE_HIDDEN void __launch_bounds__(step_tiles::threads)
     selective_scan_step_kernel(const __grid_constant__ step_params<Data, State> p) {
   constexpr int S = step_tiles::states;
+  constexpr int Q = accesses_of(Tokens);
   constexpr float log2_e = 1.44269504088896341f;
   const auto& op = p.op;
   const std::int64_t D = op.u.extent(2);
@@ -110,10 +114,10 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(step_tiles::threads)
   const int pitch = p.lanes * S;  // from a thread's access to its next
 
   // Everything that the first token needs is asked for before anything is used.
-  quad<State> h_in[2] = {};
-  quad<float> A_in[2] = {};
+  quad<State> h_in[Q] = {};
+  quad<float> A_in[Q] = {};
 #pragma unroll
-  for (int i = 0; works && i < 2; ++i) {
+  for (int i = 0; works && i < Q; ++i) {
     h_in[i] = load_quad<State, Quads>(read, op.state.stride(2), lane * S + i * pitch, N);
     A_in[i] = load_quad<float, Quads>(&op.A(d, 0), op.A.stride(1), lane * S + i * pitch, N);
   }
@@ -133,14 +137,14 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(step_tiles::threads)
   float u[Tokens];
   float dt[Tokens];
   float sum[Tokens];
-  for (int n0 = lane * S; works && n0 < N; n0 += 2 * pitch) {
+  for (int n0 = lane * S; works && n0 < N; n0 += Q * pitch) {
     const bool is_first = n0 == lane * S;
-    quad<Data> B_in[2];
-    quad<Data> C_in[2];
-    float h[2][S];
-    float A[2][S];
+    quad<Data> B_in[Q];
+    quad<Data> C_in[Q];
+    float h[Q][S];
+    float A[Q][S];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < Q; ++i) {
       const int n = n0 + i * pitch;
       if (T > 0) {
         B_in[i] = load_quad<Data, Quads>(&op.B(b, 0, g, 0), op.B.stride(3), n, N);
@@ -160,7 +164,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(step_tiles::threads)
       }
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < Q; ++i) {
 #pragma unroll
       for (int k = 0; k < S; ++k) {
         h[i][k] = static_cast<float>(h_in[i].value[k]);
@@ -171,7 +175,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(step_tiles::threads)
     for (int t = 0; t < Tokens; ++t) {
       if (t >= T) break;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < Q; ++i) {
         const int n = n0 + i * pitch;
         if (t > 0) {
           B_in[i] = load_quad<Data, Quads>(&op.B(b, t, g, 0), op.B.stride(3), n, N);
@@ -189,7 +193,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(step_tiles::threads)
       }
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < Q; ++i) {
       store_quad<State, Quads>(h[i], written, op.state.stride(2), n0 + i * pitch, N);
     }
   }
