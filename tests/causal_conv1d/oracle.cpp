@@ -13,19 +13,6 @@ namespace {
 
 const auto absolute = [](double& x) { x = std::abs(x); };
 
-/// Copies values and errors into tensors of the same shape; nothing where the results are absent.
-template <int Rank>
-void split(const tensor<running_error, Rank>& results, tensor<double, Rank>& value, tensor<double, Rank>& error) {
-  if (!results) return;
-  std::vector<double> values, errors;
-  for (const running_error& x : results.values()) {
-    values.push_back(x.value);
-    errors.push_back(x.error);
-  }
-  value.assign(values);
-  error.assign(errors);
-}
-
 }  // namespace
 
 void run_reference(conv_problem<double>& p) { causal_conv1d(on_reference{}, p.args()); }
