@@ -4,7 +4,7 @@
 /// @file
 /// A layer with a bank of memory states: one recurrence, one separation, one router, composed at compile
 /// time. This header states and checks the operator; include polystate/reference/multi_state.hpp for the
-/// definition.
+/// definition, polystate/cuda/multi_state.cuh for CUDA.
 
 #include <polystate/core/argument_checks.hpp>
 #include <polystate/core/dispatch.hpp>
@@ -20,6 +20,7 @@
 #include <polystate/ssd.hpp>
 #include <polystate/state_bank.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -38,6 +39,13 @@ struct legal_axes {
                 "a bank of states needs a router: router::none goes with separation::single only");
   static_assert(!is_fenwick || std::is_same_v<Router, router::position<Data>>,
                 "separation::fenwick weighs its levels by position: its router is router::position, raw");
+};
+
+/// Sizes that the operators support on CUDA; the reference takes any.
+struct multi_state_limits {
+  static constexpr size_range cuda_dk{1, 512};
+  static constexpr size_range cuda_dv{1, 512};
+  static constexpr size_range cuda_dr{1, 512};
 };
 
 /// Operands of multi_state(). Per token t in segment i:
@@ -281,8 +289,145 @@ template <class Dims = dims<>, class Data, class Rule, class Router, class State
   return c.result();
 }
 
-/// What the operators do, with a status for an exception. Defined in polystate/reference/multi_state.hpp:
-/// include it, or the linker will miss them.
+/// Tokens of a call, and of a batch entry, from its recurrence's operands.
+template <class Data, class Rule>
+[[nodiscard]] const tensor_view<const Data, 4>& values_of(const operands<Data, Rule>& in) {
+  return in.v;
+}
+template <class Data>
+[[nodiscard]] const tensor_view<const Data, 4>& values_of(const operands<Data, rule::ssd>& in) {
+  return in.x;
+}
+
+/// Refuses counters, readable here, that no bank of this capacity can have, and tokens that it has no room for.
+template <class Args>
+[[nodiscard]] status check_bank(const char* op, const Args& args, std::int64_t row, std::int64_t new_tokens,
+                                std::int64_t* entries) {
+  argument_checks c(op);
+  const bank_counters now = args.bank.counters(row);
+  const std::int64_t capacity = args.bank.S.extent(1);
+  const std::int64_t closed = now.segments - (now.open_tokens > 0 ? 1 : 0);  // at least one token each
+  bool possible = now.open_tokens >= 0 && closed >= 0 && now.tokens - now.open_tokens >= closed &&
+                  (now.tokens == 0 || now.segments > 0) && now.segments <= capacity;
+  std::string whose = "a bank of capacity " + std::to_string(capacity);
+  if constexpr (requires { args.separation; }) {
+    possible = possible && args.separation.reaches(now);
+    whose += std::string(" and separation ") + args.separation.name;
+  }
+  c.expect(possible, error_code::value, "bank.counters",
+           "sequence " + std::to_string(row) + " has tokens = " + std::to_string(now.tokens) +
+               ", segments = " + std::to_string(now.segments) + ", open_tokens = " + std::to_string(now.open_tokens) +
+               ", supported: those of " + whose);
+  *entries = now.segments;
+  if constexpr (requires { args.separation; }) {
+    bank_counters after = now;
+    for (std::int64_t t = 0; t < new_tokens && !c.failed(); ++t) after = count_token(args.separation, after);
+    c.expect(after.segments <= capacity, error_code::shape, "bank.S",
+             "capacity = " + std::to_string(capacity) + ", sequence " + std::to_string(row) + " needs " +
+                 std::to_string(after.segments) + " entries; reserve() them first");
+    *entries = after.segments;
+  }
+  return c.result();
+}
+
+/// Refuses position weights that do not cover a sequence's entries.
+template <class Router>
+[[nodiscard]] status check_covered(const char*, const Router&, std::int64_t) {
+  return {};
+}
+template <class Data>
+[[nodiscard]] status check_covered(const char* op, const router::position<Data>& r, std::int64_t entries) {
+  argument_checks c(op);
+  c.expect(r.weights.extent(3) >= entries, error_code::shape, "router.weights",
+           "A = " + std::to_string(r.weights.extent(3)) + ", supported: at least the number of segments, " +
+               std::to_string(entries));
+  return c.result();
+}
+template <class Router>
+[[nodiscard]] status check_covered(const char* op, const router::top_k<Router>& r, std::int64_t entries) {
+  return check_covered(op, r.of, entries);
+}
+
+/// Contents of the index operands of a forward or its backward, which must be readable here; packed, also that weights
+/// and the bank's tensors, named so, have an entry for each segment.
+template <class Args, class State, class Moment>
+[[nodiscard]] status check_contents(const char* op, const Args& args, const char* S_name,
+                                    const tensor_view<State, 5>& S, const char* mu_name,
+                                    const tensor_view<Moment, 4>& mu, const char* Sigma_name,
+                                    const tensor_view<Moment, 5>& Sigma) {
+  const std::int64_t T = values_of(args.in).extent(1);
+  if (status s = check_cu_seqlens(op, args.cu_seqlens, T); !s.ok()) return s;
+  if (status s = check_contents(op, args.separation, T); !s.ok()) return s;
+  argument_checks c(op);
+  if (!args.cu_seqlens) return c.result();
+  const sequences all(1, T, args.cu_seqlens);
+  std::int64_t L = 0;
+  for (std::int64_t s = 0; s < all.size(); ++s) {
+    c.include(check_covered(op, args.router, args.separation.count(all[s].size())));
+    L += bank_entries(args, all[s].size());
+  }
+  c.bind("L", L)
+      .optional(S_name, S, {"B", "L", "H", "dv", "dk"})
+      .optional(mu_name, mu, {"B", "L", "HR", "dr"})
+      .optional(Sigma_name, Sigma, {"B", "L", "HR", "dr", "dr"});
+  return c.result();
+}
+
+/// Whether the contents of the index operands, readable here, are valid; call it after check().
+template <class Data, class Rule, class Separation, class Router, class State>
+[[nodiscard]] status check_contents(const multi_state_args<Data, Rule, Separation, Router, State>& args) {
+  return check_contents("multi_state", args, "S", args.S, "mu", args.mu, "Sigma", args.Sigma);
+}
+
+/// Whether the bank's counters, readable here, are possible, and its room and the weights enough.
+template <class Data, class Rule, class Separation, class Router, class State>
+[[nodiscard]] status check_contents(const multi_state_step_args<Data, Rule, Separation, Router, State>& args) {
+  constexpr const char* op = "multi_state_step";
+  for (std::int64_t b = 0; b < args.bank.S.extent(0); ++b) {
+    std::int64_t entries = 0;
+    if (status s = check_bank(op, args, b, values_of(args.in).extent(1), &entries); !s.ok()) return s;
+    if (status s = check_covered(op, args.router, entries); !s.ok()) return s;
+  }
+  return {};
+}
+
+/// The same of a read or its backward; a sequence without a segment is refused.
+template <class Data, class Rule, class Router, class State>
+[[nodiscard]] status check_contents(const char* op, const multi_state_read_args<Data, Rule, Router, State>& args) {
+  for (std::int64_t b = 0; b < args.bank.S.extent(0); ++b) {
+    std::int64_t entries = 0;
+    if (status s = check_bank(op, args, b, 0, &entries); !s.ok()) return s;
+    argument_checks c(op);
+    c.expect(entries > 0, error_code::value, "bank.counters",
+             "sequence " + std::to_string(b) + " has no segment; there is nothing to read");
+    c.include(check_covered(op, args.router, entries));
+    if (c.failed()) return c.result();
+  }
+  return {};
+}
+
+/// Scratch that the CUDA path needs, in bytes; its backend's header defines them.
+template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
+[[nodiscard]] std::size_t workspace_bytes(const on_cuda& exec,
+                                          const multi_state_args<Data, Rule, Separation, Router, State>& args);
+template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
+[[nodiscard]] std::size_t workspace_bytes(const on_cuda& exec,
+                                          const multi_state_step_args<Data, Rule, Separation, Router, State>& args);
+template <class Dims = dims<>, class Data, class Rule, class Router, class State>
+[[nodiscard]] std::size_t workspace_bytes(const on_cuda& exec,
+                                          const multi_state_read_args<Data, Rule, Router, State>& args);
+
+/// What the operators do, with a status for an exception. Each overload is defined in
+/// polystate/reference/multi_state.hpp or polystate/cuda/multi_state.cuh: include it, or the linker will miss it.
+template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
+[[nodiscard]] status try_multi_state(const on_cuda& exec,
+                                     const multi_state_args<Data, Rule, Separation, Router, State>& args);
+template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
+[[nodiscard]] status try_multi_state_step(const on_cuda& exec,
+                                          const multi_state_step_args<Data, Rule, Separation, Router, State>& args);
+template <class Dims = dims<>, class Data, class Rule, class Router, class State>
+[[nodiscard]] status try_multi_state_read(const on_cuda& exec,
+                                          const multi_state_read_args<Data, Rule, Router, State>& args);
 template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
 [[nodiscard]] status try_multi_state(const on_reference& exec,
                                      const multi_state_args<Data, Rule, Separation, Router, State>& args);
@@ -306,16 +451,22 @@ template <class Dims = dims<>, class Data, class Rule, class Router, class State
 /// 0.
 ///
 /// reference: serial, the definition above as written, in compute_t<Data>; any scalar type.
+/// cuda:      asynchronous on exec.stream, states and sums in float; float, half and bfloat16, sizes in
+///            multi_state_limits; scratch for the states of all segments (those that S cannot take), for what a token
+///            reads of its own segment, and for weights: workspace_bytes(exec, args).
 ///
-/// Throws argument_error when check() fails, or when kept raw position weights sum to 0, before any write.
-/// Deterministic. Thread-safe. A NaN stays in its sequence and in the heads that read it.
+/// Throws argument_error when check() fails, or on the reference when kept raw position weights sum to 0, before any
+/// write; cuda_error when a launch fails. Contents that on_cuda reads on the device are clamped to the operands, and
+/// validate(exec, args) checks them. Deterministic. Thread-safe. A NaN stays in its sequence and in the heads that read
+/// it; on CUDA a segment of weight 0 is not read, so neither is its NaN.
 template <class Dims = dims<>, class Exec, class Data, class Rule, class Separation, class Router, class State>
 void multi_state(const Exec& exec, const multi_state_args<Data, Rule, Separation, Router, State>& args) {
   raise_on_error(try_multi_state<Dims>(exec, args));
 }
 
 /// Writes T tokens into the bank and, if asked, reads each behind itself: stepping through the tail of a
-/// sequence equals the full run. Refuses a bank without room for the segments that the tokens open.
+/// sequence equals the full run. Refuses a bank without room for the segments that the tokens open; on CUDA, where the
+/// counters are the device's, such tokens are counted and not written, and validate(exec, args) refuses.
 /// Guarantees as multi_state().
 template <class Dims = dims<>, class Exec, class Data, class Rule, class Separation, class Router, class State>
 void multi_state_step(const Exec& exec, const multi_state_step_args<Data, Rule, Separation, Router, State>& args) {
@@ -323,7 +474,8 @@ void multi_state_step(const Exec& exec, const multi_state_step_args<Data, Rule, 
 }
 
 /// Reads the bank with T queries a sequence: with token t's query, from the bank after token t, it gives
-/// token t's o (for rule ssd before skip and gate). Refuses an empty bank. Guarantees as multi_state().
+/// token t's o (for rule ssd before skip and gate). Refuses an empty bank; on CUDA validate(exec, args) does.
+/// Guarantees as multi_state().
 template <class Dims = dims<>, class Exec, class Data, class Rule, class Router, class State>
 void multi_state_read(const Exec& exec, const multi_state_read_args<Data, Rule, Router, State>& args) {
   raise_on_error(try_multi_state_read<Dims>(exec, args));

@@ -31,7 +31,9 @@ struct bank_view {
   tensor_view<moment, 5> Sigma{};    ///< (B, capacity, HR, dr, dr), where the routing reads them
   tensor_view<counter, 1> counters;  ///< (B)
 
-  operator bank_view<Data, const State>() const requires(!std::is_const_v<State>) {
+  // A template, so that no view converts to itself.
+  template <class To = State>
+  requires(!std::is_const_v<To>) operator bank_view<Data, const To>() const {
     return {.S = S, .mu = mu, .Sigma = Sigma, .counters = counters};
   }
 };
