@@ -145,9 +145,9 @@ status try_gated_delta_rule_step(const on_cuda& exec, const gated_delta_rule_ste
   const auto in = operands_of(args);
   return rec::launch_step<typename rec::key_dims_of<Dims>::list>(
       name, exec,
-      rec::make_step_params(rec::make_shared_operands(in, args.o), rec::make_form(in),
-                            state_pool(args.state.extent(0), args.read_indices, args.write_indices), args.state,
-                            args.intermediate_states));
+      rec::make_step_params<Data>(rec::make_shared_operands(in, args.o), rec::make_form(in),
+                                  state_pool(args.state.extent(0), args.read_indices, args.write_indices), args.state,
+                                  args.intermediate_states));
 }
 
 template <class Dims, class Data, class Rule, class State>

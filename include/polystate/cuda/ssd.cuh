@@ -164,9 +164,9 @@ status try_ssd_step(const on_cuda& exec, const ssd_step_args<Data, State>& args)
   const auto in = operands_of(args);
   return rec::launch_step<rec::key_dims>(
       "ssd_step", exec,
-      rec::make_step_params(rec::make_shared_operands(in, args.y), rec::make_form(in),
-                            state_pool(args.state.extent(0), args.read_indices, args.write_indices), args.state,
-                            args.intermediate_states));
+      rec::make_step_params<Data>(rec::make_shared_operands(in, args.y), rec::make_form(in),
+                                  state_pool(args.state.extent(0), args.read_indices, args.write_indices), args.state,
+                                  args.intermediate_states));
 }
 
 template <class Data, class State>

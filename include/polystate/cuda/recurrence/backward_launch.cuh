@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence {
 
@@ -130,14 +129,6 @@ inline std::size_t scratch_bytes(const backward_plan& p) {
   return count.bytes();
 }
 
-/// Launches one of the two kernels that walk along time.
-template <class KeyDims, class Params, class Launch>
-status with_padded(const char* name, const Params& p, Launch&& launch_padded) {
-  status s;
-  const bool found = dispatch(padded_key_dim(p.in.dk()), KeyDims{}, [&](auto padded) { s = launch_padded(padded); });
-  return found ? s : status{error_code::unsupported, name, "dk", "no kernel for " + std::to_string(p.in.dk())};
-}
-
 /// Enqueues the gradients, all but those of the numbers that a head's tokens share: their sums are in `s`.
 template <class KeyDims, class Form>
 POLYSTATE_HIDDEN status launch_backward(const char* name, const on_cuda& exec, const backward_call<Form>& call,
@@ -201,7 +192,7 @@ POLYSTATE_HIDDEN status launch_backward(const char* name, const on_cuda& exec, c
     backward.items = items;
     backward.carry_in = states_at(s.carry[(w + 1) % 2], 0);
     backward.carry_out = states_at(s.carry[w % 2], 0);
-    result = with_padded<KeyDims>(name, backward, [&](auto padded) {
+    result = with_padded<KeyDims>(name, backward.in.dk(), [&](auto padded) {
       using Tile = backward_tile<padded>;
       const grid g{.blocks = items.size() * plan.heads * plan.row_tiles,
                    .threads = split::threads,

@@ -69,7 +69,9 @@ struct shared_operands {
   [[nodiscard]] POLYSTATE_HOST_DEVICE int dk() const { return static_cast<int>(key.extent(3)); }
   [[nodiscard]] POLYSTATE_HOST_DEVICE int dv() const { return static_cast<int>(value.extent(3)); }
   [[nodiscard]] __device__ std::int64_t group_of(std::int64_t head) const {
-    return group_of_head(head, heads(), key.extent(2));
+    // group_of_head() in 32 bits, which a grid's blocks bound: 64-bit divisions are slow.
+    const auto all = static_cast<std::uint32_t>(heads());
+    return static_cast<std::uint32_t>(head) / (all / static_cast<std::uint32_t>(key.extent(2)));
   }
 };
 

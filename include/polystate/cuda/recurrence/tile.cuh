@@ -69,40 +69,67 @@ __device__ void fetch_rows(const any_element_view<4>& from, bool whole, std::int
   }
 }
 
-/// Rows of keys or queries as they lie in memory (`Padded` elements apart) to floats: zero beyond dk and beyond
-/// `tokens`, normalised if the operands say so. Every warp of the block takes part.
+/// The tile's rows of keys and behind them those of queries, as they lie in memory (`Padded` elements apart), to
+/// floats: zero beyond dk and beyond `tokens`, normalised if the operands say so. For the block's first `Threads`
+/// threads.
 template <int Padded, int Tokens, int Threads>
 __device__ void convert_rows(const char* from, element_type type, const shared_operands& in, int tokens, float* to) {
   constexpr int lanes = Padded / 4 < 32 ? Padded / 4 : 32;
   constexpr int each = Padded / 4 / lanes;
+  constexpr int step = Threads / lanes;
+  constexpr int passes = 2 * Tokens / step;
+  constexpr int together = each >= 4 ? 1 : passes < 4 / each ? passes : 4 / each;  // rows, to hide what a sum waits for
+  static_assert(passes * step == 2 * Tokens && passes % together == 0, "all lanes of a warp take part in the sums");
   const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const int first = static_cast<int>(threadIdx.x) / lanes;
   const int dk = in.dk();
-  static_assert(Tokens * lanes % Threads == 0, "all lanes of a warp take part in the sums");
-  for (int t = static_cast<int>(threadIdx.x) / lanes; t < Tokens; t += Threads / lanes) {
-    float4 x[each];
-    float squares = 0.0f;
+  with_element(type, [&]<class T>(T) {
+#pragma unroll 1
+    for (int pass = 0; pass < passes; pass += together) {
+      float4 x[together][each];
+      float factor[together];
 #pragma unroll
-    for (int j = 0; j < each; ++j) {
-      const int c = (j * lanes + lane) * 4;
-      x[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (t >= tokens || c >= dk) continue;
-      x[j] = load_four(from + (t * Padded + c) * bytes_of(type), type);
-      if (c + 1 >= dk) x[j].y = 0.0f;
-      if (c + 2 >= dk) x[j].z = 0.0f;
-      if (c + 3 >= dk) x[j].w = 0.0f;
-      squares += x[j].x * x[j].x + x[j].y * x[j].y + x[j].z * x[j].z + x[j].w * x[j].w;
-    }
-    float factor = 1.0f;
-    if (in.normalize) factor = inverse_length(sum_in_group<lanes>(squares), in.eps);
+      for (int i = 0; i < together; ++i) {
+        const int t = first + (pass + i) * step;
+        const bool there = t % Tokens < tokens;
+        factor[i] = 0.0f;
 #pragma unroll
-    for (int j = 0; j < each; ++j) {
-      *reinterpret_cast<float4*>(to + t * Padded + (j * lanes + lane) * 4) =
-          make_float4(x[j].x * factor, x[j].y * factor, x[j].z * factor, x[j].w * factor);
+        for (int j = 0; j < each; ++j) {
+          const int c = (j * lanes + lane) * 4;
+          float4& y = x[i][j];
+          // What lies beyond is read, but never used.
+          y = load_four(reinterpret_cast<const T*>(from) + t * Padded + c, element_type_of<T>);
+          y.x = there && c < dk ? y.x : 0.0f;
+          y.y = there && c + 1 < dk ? y.y : 0.0f;
+          y.z = there && c + 2 < dk ? y.z : 0.0f;
+          y.w = there && c + 3 < dk ? y.w : 0.0f;
+          factor[i] += y.x * y.x + y.y * y.y + y.z * y.z + y.w * y.w;
+        }
+      }
+      if (in.normalize) {
+#pragma unroll
+        for (int apart = lanes / 2; apart > 0; apart /= 2) {
+#pragma unroll
+          for (int i = 0; i < together; ++i) factor[i] += __shfl_xor_sync(0xffffffffu, factor[i], apart);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < together; ++i) {
+        const int t = first + (pass + i) * step;
+        factor[i] = in.normalize ? inverse_length(factor[i], in.eps) : 1.0f;
+#pragma unroll
+        for (int j = 0; j < each; ++j) {
+          const float4& y = x[i][j];
+          *reinterpret_cast<float4*>(to + t * Padded + (j * lanes + lane) * 4) =
+              make_float4(y.x * factor[i], y.y * factor[i], y.z * factor[i], y.w * factor[i]);
+        }
+      }
     }
-  }
+  });
 }
 
-/// Rows of keys or queries straight from memory, else as convert_rows(): a warp takes a row at a time.
+/// Rows of keys or queries straight from memory, else as convert_rows(): a warp takes a row at a time, `warp` the
+/// first.
 template <int Padded, int Threads>
 __device__ void stage_rows(const any_element_view<4>& from, const shared_operands& in, std::int64_t b, std::int64_t t0,
                            std::int64_t group, int tokens, int rows, float* to) {
@@ -110,25 +137,33 @@ __device__ void stage_rows(const any_element_view<4>& from, const shared_operand
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int dk = in.dk();
   const std::int64_t stride = from.stride(3);
-  for (int t = static_cast<int>(threadIdx.x) / 32; t < rows; t += Threads / 32) {
-    const char* const row = t < tokens ? from.address(b, t0 + t, group, 0) : nullptr;
-    float x[each];
-    float squares = 0.0f;
+  with_element(from.type(), [&]<class T>(T) {
+#pragma unroll 1
+    for (int t = static_cast<int>(threadIdx.x) / 32; t < rows; t += Threads / 32) {
+      T loaded[each];
 #pragma unroll
-    for (int j = 0; j < each; ++j) {
-      const int c = j * 32 + lane;
-      x[j] = t < tokens && c < dk ? load_element(row, from.type(), c * stride) : 0.0f;
-      squares = fmaf(x[j], x[j], squares);
+      for (int j = 0; j < each; ++j) {
+        const int c = j * 32 + lane;
+        loaded[j] = T{};
+        if (t < tokens && c < dk) loaded[j] = reinterpret_cast<const T*>(from.address(b, t0 + t, group, 0))[c * stride];
+      }
+      float x[each];
+      float squares = 0.0f;
+#pragma unroll
+      for (int j = 0; j < each; ++j) {
+        x[j] = static_cast<float>(loaded[j]);
+        squares = fmaf(x[j], x[j], squares);
+      }
+      float factor = 1.0f;
+      if (in.normalize) factor = inverse_length(sum_in_group<32>(squares), in.eps);
+#pragma unroll
+      for (int j = 0; j < each; ++j) to[t * Padded + j * 32 + lane] = x[j] * factor;
     }
-    float factor = 1.0f;
-    if (in.normalize) factor = inverse_length(sum_in_group<32>(squares), in.eps);
-#pragma unroll
-    for (int j = 0; j < each; ++j) to[t * Padded + j * 32 + lane] = x[j] * factor;
-  }
+  });
 }
 
 /// Fills the numbers of a tile's chunks from its keys, queries and gates. Groups of 8 threads take one dot product
-/// each.
+/// each, of several pairs of tokens at a time.
 template <bool Erases, int Padded, int Chunks, int Threads>
 __device__ void fill_chunks(const float* k, const float* q, const float* alpha, const float* write, float scale,
                             chunk_numbers* to) {
@@ -136,38 +171,57 @@ __device__ void fill_chunks(const float* k, const float* q, const float* alpha, 
   constexpr int query_pairs = M * (M + 1) / 2;
   constexpr int pairs = query_pairs + (Erases ? M * (M - 1) / 2 : 0);
   constexpr int lanes = 8;
+  constexpr int groups = Threads / lanes;
   constexpr int tasks = Chunks * pairs;
+  constexpr int together = tasks <= groups ? 1 : tasks <= 2 * groups ? 2 : 4;
   const int tid = static_cast<int>(threadIdx.x);
   const int lane = tid % lanes;
-  // Whole warps stay together for the sums: the tasks are rounded up.
-  for (int task = tid / lanes; task < (tasks + 3) / 4 * 4; task += Threads / lanes) {
-    const int chunk = min(task / pairs, Chunks - 1);
-    const int pair = task % pairs;
-    const bool of_query = pair < query_pairs;
-    int t = of_query ? 0 : 1;
-    int s = of_query ? pair : pair - query_pairs;
-    while (s > t - (of_query ? 0 : 1)) {
-      s -= t + (of_query ? 1 : 0);
-      ++t;
-    }
-    const float* const a = (of_query ? q : k) + (chunk * M + t) * Padded;
-    const float* const b = k + (chunk * M + s) * Padded;
-    float sum = 0.0f;
+  // Whole warps stay together for the sums: tasks beyond the last are worked on, but not stored.
+#pragma unroll 1
+  for (int first = 0; first < tasks; first += together * groups) {
+    int chunk[together];
+    int t[together];
+    int s[together];
+    bool of_query[together];
+    float sum[together];
+#pragma unroll
+    for (int i = 0; i < together; ++i) {
+      const int task = first + i * groups + tid / lanes;
+      const int pair = task % pairs;
+      chunk[i] = min(task / pairs, Chunks - 1);
+      of_query[i] = pair < query_pairs;
+      const int place = of_query[i] ? pair : pair - query_pairs;
+      const int row = (place >= 1) + (place >= 3) + (place >= 6);  // of a triangle whose rows have 1, 2, .. places
+      t[i] = of_query[i] ? row : row + 1;
+      s[i] = place - row * (row + 1) / 2;
+      const float* const a = (of_query[i] ? q : k) + (chunk[i] * M + t[i]) * Padded;
+      const float* const b = k + (chunk[i] * M + s[i]) * Padded;
+      sum[i] = 0.0f;
 #pragma unroll 4
-    for (int c = lane * 4; c < Padded; c += lanes * 4) {
-      const float4 x = *reinterpret_cast<const float4*>(a + c);
-      const float4 y = *reinterpret_cast<const float4*>(b + c);
-      sum = fmaf(x.x, y.x, fmaf(x.y, y.y, fmaf(x.z, y.z, fmaf(x.w, y.w, sum))));
+      for (int c = lane * 4; c < Padded; c += lanes * 4) {
+        const float4 x = *reinterpret_cast<const float4*>(a + c);
+        const float4 y = *reinterpret_cast<const float4*>(b + c);
+        sum[i] = fmaf(x.x, y.x, fmaf(x.y, y.y, fmaf(x.z, y.z, fmaf(x.w, y.w, sum[i]))));
+      }
     }
-    sum = sum_in_group<lanes>(sum);
-    if (lane != 0 || task >= tasks) continue;
-    for (int r = s + 1; r <= t; ++r) sum *= alpha[chunk * M + r];
-    if (of_query) {
-      to[chunk].query_key[chunk_numbers::upto(t, s)] = scale * sum;
-    } else {
-      to[chunk].key_key[chunk_numbers::below(t, s)] = sum;
+#pragma unroll
+    for (int apart = lanes / 2; apart > 0; apart /= 2) {
+#pragma unroll
+      for (int i = 0; i < together; ++i) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], apart);
+    }
+#pragma unroll
+    for (int i = 0; i < together; ++i) {
+      if (lane != 0 || first + i * groups + tid / lanes >= tasks) continue;
+#pragma unroll
+      for (int r = 1; r < M; ++r) sum[i] *= r > s[i] && r <= t[i] ? alpha[chunk[i] * M + r] : 1.0f;
+      if (of_query[i]) {
+        to[chunk[i]].query_key[chunk_numbers::upto(t[i], s[i])] = scale * sum[i];
+      } else {
+        to[chunk[i]].key_key[chunk_numbers::below(t[i], s[i])] = sum[i];
+      }
     }
   }
+  static_assert(M == 4);
   for (int chunk = tid; chunk < Chunks; chunk += Threads) {
     float decay = 1.0f;
     float end = 1.0f;
@@ -184,6 +238,12 @@ __device__ void fill_chunks(const float* k, const float* q, const float* alpha, 
       end *= alpha[chunk * M + s];
     }
   }
+}
+
+/// Waits for the first `Threads` threads of the block, which all call this.
+template <int Threads>
+__device__ void sync_first_threads() {
+  asm volatile("barrier.cta.sync.aligned 1, %0;" ::"n"(Threads) : "memory");
 }
 
 /// The dot products of a thread's rows of the state with the chunk's rows in shared memory: dots[r * Count + m] is that
