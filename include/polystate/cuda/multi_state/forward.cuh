@@ -34,8 +34,10 @@ struct segment_plan {
 
   [[nodiscard]] bool keeps_moments() const { return routing.moments.key.rows.given(); }
   [[nodiscard]] const moments::segmentation& segments() const { return routing.moments.segments; }
+  /// Where Sigma is kept it is scored too: the kernels take both moments or the mean alone.
+  [[nodiscard]] bool scores_Sigma() const { return routing.router.reads_mu() && routing.moments.keeps_Sigma; }
   [[nodiscard]] token_window window() const {
-    const std::int64_t scores = (routing.router.reads_mu() ? 1 : 0) + (routing.router.reads_Sigma() ? 1 : 0);
+    const std::int64_t scores = (routing.router.reads_mu() ? 1 : 0) + (scores_Sigma() ? 1 : 0);
     const std::int64_t numbers = routing.heads + scores * routing.moment_heads();
     return window_of(segments().batch, segments().time, numbers * routing.columns() * std::int64_t{sizeof(float)});
   }
@@ -70,7 +72,7 @@ inline segment_memory carve(workspace_carver& from, const segment_plan& p) {
   m.query = from.take<float>(rows * r.moments.query_pitch());
   m.read = from.take<float>(rows * r.moments.rows());
   m.scores.r_mu = from.take<float>(tokens * r.moment_heads() * r.columns());
-  if (r.router.reads_Sigma()) m.scores.r_sigma = from.take<float>(tokens * r.moment_heads() * r.columns());
+  if (p.scores_Sigma()) m.scores.r_sigma = from.take<float>(tokens * r.moment_heads() * r.columns());
   return m;
 }
 

@@ -98,7 +98,8 @@ class layer_items {
   [[nodiscard]] POLYSTATE_HOST_DEVICE item tokens_of(std::int64_t i) const {
     if (kind_ == kind::segments) {
       const std::int64_t batch = begins_[i] / time_;
-      const std::int64_t end = begins_[i + 1] - batch * time_;
+      std::int64_t end = begins_[i + 1] - batch * time_;
+      if (end > time_) end = time_;  // boundaries that are none
       return {{batch, begins_[i] - batch * time_, end}, end};
     }
     if (kind_ == kind::last_tokens) {

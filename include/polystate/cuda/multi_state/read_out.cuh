@@ -168,24 +168,24 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads, 3)
   const int moved_row = tid / (K / 4);
   const int moved_column = tid % (K / 4) * 4;
   float4 next[moved];
-  const auto fetch = [&](std::int64_t slot, int k0) {
-    const std::int64_t entries = p.states.extent(1);
-    const std::int64_t stride = p.states.stride(4);
+  const element_type type = p.states.type();
+  const std::int64_t row_bytes = p.states.stride(3) * bytes_of(type);
+  const std::int64_t column_stride = p.states.stride(4);
+  const auto fetch = [&](const char* state, int k0) {
 #pragma unroll
     for (int j = 0; j < moved; ++j) {
       const int row = row0 + moved_row + j * (Threads / (K / 4));
       const int k = k0 + moved_column;
       next[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       if (row >= dv || k >= dk) continue;
-      const char* const at = p.states.address(slot / entries, slot % entries, head, row, k);
-      const element_type type = p.states.type();
+      const char* const at = state + row * row_bytes + k * column_stride * bytes_of(type);
       if (p.whole_states) {
         next[j] = load_four(at, type);
       } else {
         next[j].x = load_element(at, type, 0);
-        if (k + 1 < dk) next[j].y = load_element(at, type, stride);
-        if (k + 2 < dk) next[j].z = load_element(at, type, 2 * stride);
-        if (k + 3 < dk) next[j].w = load_element(at, type, 3 * stride);
+        if (k + 1 < dk) next[j].y = load_element(at, type, column_stride);
+        if (k + 2 < dk) next[j].z = load_element(at, type, 2 * column_stride);
+        if (k + 3 < dk) next[j].w = load_element(at, type, 3 * column_stride);
       }
     }
   };
@@ -212,8 +212,10 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads, 3)
 #pragma unroll 1
     for (int l = 0; l < Tile::slots; ++l) {
       if ((read >> l & 1u) == 0) continue;
+      const std::int64_t slot = base + l;
+      const char* const state = p.states.address(slot / p.states.extent(1), slot % p.states.extent(1), head, 0, 0);
       float part[8][4] = {};
-      fetch(base + l, 0);
+      fetch(state, 0);
 #pragma unroll 1
       for (int k0 = 0; k0 < dk; k0 += K) {
         // Two buffers: who fills one has passed the barrier behind which nobody reads it any more.
@@ -224,7 +226,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads, 3)
           to[0] = next[j].x, to[pitch] = next[j].y, to[2 * pitch] = next[j].z, to[3 * pitch] = next[j].w;
         }
         __syncthreads();
-        if (k0 + K < dk) fetch(base + l, k0 + K);
+        if (k0 + K < dk) fetch(state, k0 + K);
 #pragma unroll
         for (int k = 0; k < K; ++k) {
           const float4 a = *reinterpret_cast<const float4*>(q + (k0 + k) * pitch + token_at);
