@@ -39,6 +39,10 @@ constexpr row rows[] = {
 #if defined(REPLAY_CUDA)
     {"causal_conv1d", "cuda", pass::forward, &cuda::causal_conv1d},
     {"causal_conv1d", "cuda", pass::backward, &cuda::causal_conv1d_backward},
+    {"selective_scan", "cuda", pass::forward, &cuda::selective_scan},
+    {"selective_scan", "cuda", pass::backward, &cuda::selective_scan_backward},
+#endif
+#if defined(REPLAY_UNVERIFIED_CUDA)
     {"gated_delta_rule", "cuda", pass::forward, &cuda::gated_delta_rule},
     {"gated_delta_rule", "cuda", pass::backward, &cuda::gated_delta_rule_backward},
     {"log_linear", "cuda", pass::forward, &cuda::log_linear},
@@ -49,8 +53,6 @@ constexpr row rows[] = {
     {"routing", "cuda", pass::backward, &cuda::routing_backward},
     {"segment_moments", "cuda", pass::forward, &cuda::segment_moments},
     {"segment_moments", "cuda", pass::backward, &cuda::segment_moments_backward},
-    {"selective_scan", "cuda", pass::forward, &cuda::selective_scan},
-    {"selective_scan", "cuda", pass::backward, &cuda::selective_scan_backward},
     {"ssd", "cuda", pass::forward, &cuda::ssd},
     {"ssd", "cuda", pass::backward, &cuda::ssd_backward},
 #endif
