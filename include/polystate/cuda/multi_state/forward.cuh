@@ -239,6 +239,17 @@ POLYSTATE_HIDDEN status run_segments(const char* name, const on_cuda& exec,
                            .last = first + count});
     }
   }
+  if (s.ok() && !p.weighs && args.lam) {  // one segment each, whose weight is 1
+    s = route::launch_weights(name, exec,
+                              {.router = {},
+                               .visible = m.moments.table.visible,
+                               .scores = {},
+                               .lam = {.rows = args.lam, .relative = false},
+                               .tokens = tokens,
+                               .time = time,
+                               .heads = r.heads,
+                               .moment_heads = r.heads});
+  }
   if (s.ok() && p.keeps_states && args.S) {
     s = launch_bank_copy(name, exec,
                          {.from = m.states,
