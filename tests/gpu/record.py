@@ -14,6 +14,7 @@ change.
 """
 
 import argparse
+import concurrent.futures
 import datetime
 import json
 import pathlib
@@ -87,26 +88,24 @@ def sanitize(sanitizer, tool, program):
         sanitizer, *SANITIZERS[tool], "--error-exitcode", str(SANITIZER_ERROR)])
     summaries = re.findall(r"=+ (?:\w+ )?SUMMARY: (.*)", done.output)
     clean = done.outcome() == "passed" and bool(summaries) and all(s.startswith("0 ") for s in summaries)
-    if not clean:
-        print(done.output[-8000:])
-    return {"tests": len(done.tests), "clean": clean, "summary": "; ".join(summaries) or "no summary"}
+    return {"tests": len(done.tests), "clean": clean,
+            "summary": "; ".join(summaries) or "no summary"}, "" if clean else done.output[-8000:]
 
 
 def run_program(name, command, sanitizer, known):
-    print(f"-- {name}", flush=True)
+    """The program's entry in the record, and what is to be said of it."""
     path, *arguments = command
     done = run_command(command) if arguments else googletest.run(path, timeout=3600)
     outcome = done.outcome()
-    if outcome != "passed":
-        print(done.output[-8000:])
+    said = [f"-- {name}"] + ([done.output[-8000:]] if outcome != "passed" else [])
     entry = {**known, "outcome": outcome, "sanitizer": {}, "tests": done.tests}
     if sanitizer and outcome == "passed" and not arguments and googletest.list_tests(path, SANITIZER_FILTER):
-        entry["sanitizer"] = {tool: sanitize(sanitizer, tool, path) for tool in SANITIZERS}
-    for tool, result in entry["sanitizer"].items():
-        print(f"   {tool}: {result['tests']} tests, {result['summary']}")
+        for tool in SANITIZERS:
+            result, output = sanitize(sanitizer, tool, path)
+            entry["sanitizer"][tool] = result
+            said += ([output] if output else []) + [f"   {tool}: {result['tests']} tests, {result['summary']}"]
     counts = ", ".join(f"{len(done.named(kind))} {kind}" for kind in ("passed", "failed", "skipped"))
-    print(f"   {outcome}: {counts}", flush=True)
-    return entry
+    return entry, "\n".join([*said, f"   {outcome}: {counts}"])
 
 
 def known_mutants(build):
@@ -114,20 +113,22 @@ def known_mutants(build):
     return json.loads((build / MUTANTS).read_text())
 
 
-def run_mutants(build, wanted):
+def run_mutants(build, wanted, jobs):
     """name -> whether its tests failed, by assertions, as they must."""
-    results = {}
-    for name, path in known_mutants(build).items():
-        if wanted and not re.search(wanted, name):
-            continue
+    def run(path):
         if not (build / path).exists():
             raise SystemExit(f"{build / path}: not there; build the target gpu_mutants")
-        done = googletest.run(build / path, timeout=3600)
-        red = done.reported and bool(done.named("failed"))
-        results[name] = {"red": red, "failed_tests": done.named("failed")[:8]}
-        print(f"-- mutant {name}: " + ("red" if red else f"NOT RED ({done.outcome()})"), flush=True)
-        if not red:
-            print(done.output[-4000:])
+        return googletest.run(build / path, timeout=3600)
+
+    results = {}
+    paths = {name: path for name, path in known_mutants(build).items() if not wanted or re.search(wanted, name)}
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for name, done in zip(paths, pool.map(run, paths.values())):
+            red = done.reported and bool(done.named("failed"))
+            results[name] = {"red": red, "failed_tests": done.named("failed")[:8]}
+            print(f"-- mutant {name}: " + ("red" if red else f"NOT RED ({done.outcome()})"), flush=True)
+            if not red:
+                print(done.output[-4000:])
     return results
 
 
@@ -170,16 +171,20 @@ def command_write(options):
     record["programs"] = {name: entry for name, entry in record["programs"].items() if name in listing["programs"]}
 
     failed = []
-    for name, p in listing["programs"].items():
-        if options.only and not re.search(options.only, name):
-            continue
-        entry = run_program(name, programs.command(build, p), sanitizer,
-                            {**circumstances, "hash": p["hash"], "files": p["files"]})
-        record["programs"][name] = entry
-        write_record(options.record, record)  # after each, so that a run that is cut short leaves what it saw
-        failed += [] if good(entry) else [name]
+    wanted = {name: p for name, p in listing["programs"].items()
+              if not options.only or re.search(options.only, name)}
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        runs = {pool.submit(run_program, name, programs.command(build, p), sanitizer,
+                            {**circumstances, "hash": p["hash"], "files": p["files"]}): name
+                for name, p in wanted.items()}
+        for run in concurrent.futures.as_completed(runs):
+            entry, said = run.result()
+            print(said, flush=True)
+            record["programs"][runs[run]] = entry
+            write_record(options.record, record)  # after each, so that a run that is cut short leaves what it saw
+            failed += [] if good(entry) else [runs[run]]
     if options.mutants:
-        results = run_mutants(build, options.only_mutants)
+        results = run_mutants(build, options.only_mutants, options.jobs)
         record["mutants"] = {name: entry for name, entry in record["mutants"].items() if name in known_mutants(build)}
         record["mutants"].update({name: {**result, **circumstances} for name, result in results.items()})
         failed += [f"mutant {name}" for name, result in results.items() if not result["red"]]
@@ -228,6 +233,7 @@ def main():
     write.add_argument("--record", default=RECORD)
     write.add_argument("--no-sanitizer", action="store_true")
     write.add_argument("--only", metavar="REGEX", help="of the programs, those whose name it finds")
+    write.add_argument("--jobs", type=int, default=1, help="programs at once")
     write.add_argument("--mutants", action="store_true", help="also the CUDA mutants, which must be red")
     write.add_argument("--only-mutants", metavar="REGEX")
     write.set_defaults(command=command_write)

@@ -9,6 +9,7 @@
 #   --mutants             also the CUDA mutants of tests/mutants, which must be red
 #   --only-mutants REGEX  of the mutants, those whose name it finds
 #   --no-sanitizer        without compute-sanitizer
+#   --jobs N              programs at once, default 1; tests that need much memory are skipped where it is taken
 #
 # Each CTest entry with the label cuda (polystate_add_cuda_test) runs once as it is; of a GoogleTest program, the tests
 # whose name contains "sanitizer", in either case, run again under compute-sanitizer's memcheck, racecheck and initcheck:
@@ -33,7 +34,7 @@ while [[ $# -gt 0 ]]; do
     --prebuilt) prebuilt=${2:?--prebuilt needs a folder}; shift ;;
     --mutants) mutants=1; arguments+=("$1") ;;
     --no-sanitizer) arguments+=("$1") ;;
-    --record | --only | --only-mutants) arguments+=("$1" "${2:?$1 needs a value}"); shift ;;
+    --record | --only | --only-mutants | --jobs) arguments+=("$1" "${2:?$1 needs a value}"); shift ;;
     *) sed -n '/^# tests\/gpu\/run.sh/,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
   esac
   shift

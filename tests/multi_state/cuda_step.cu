@@ -273,9 +273,8 @@ TEST(MultiStateCudaStep, SameBitsInAGraph) {
   for (int i = 0; i < 2; ++i) {
     again.mirror().upload();
     graph.replay(stream);
-    auto o = again.o();
-    again.mirror().download(o);
-    EXPECT_TRUE(bitwise_equal(o, once));
+    again.mirror().download(again.o());
+    EXPECT_TRUE(bitwise_equal(again.o(), once));
   }
   EXPECT_TRUE(memory.guards_untouched());
   EXPECT_TRUE(refuses(check(on_cuda{.workspace = memory.too_small()}, args), error_code::workspace, "exec.workspace",

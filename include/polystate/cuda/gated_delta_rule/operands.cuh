@@ -15,6 +15,7 @@ namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda:
 template <bool Erases>
 struct delta_form {
   static constexpr bool erases = Erases;
+  static constexpr bool finishes = false;
 
   tensor_view<const float, 3> g;     ///< (B, T, heads)
   tensor_view<const float, 3> beta;  ///< (B, T, heads)
@@ -27,7 +28,8 @@ struct delta_form {
   [[nodiscard]] __device__ static gate gate_of(const gate_inputs& in, const head_numbers&) {
     return {.alpha = expf(in.first), .write = in.second};
   }
-  [[nodiscard]] __device__ float finish(float o, float, float, std::int64_t, std::int64_t) const { return o; }
+  [[nodiscard]] __device__ static float skip_of(std::int64_t, std::int64_t) { return 0.0f; }
+  [[nodiscard]] __device__ static float finish(float o, float, float, float) { return o; }
   [[nodiscard]] __device__ output_gradient finish_backward(float, float, float, float d_out, std::int64_t,
                                                            std::int64_t) const {
     return {.d_o = d_out, .d_value = 0.0f, .d_z = 0.0f, .d_skip = 0.0f};

@@ -28,7 +28,7 @@ struct finishing {
   [[nodiscard]] __device__ float operator()(float o, std::int64_t b, std::int64_t t, std::int64_t head,
                                             std::int64_t row) const {
     const float x = form.D.data() != nullptr ? value.load(b, t, head, row) : 0.0f;
-    return form.finish(o, x, form.gated ? z.load(b, t, head, row) : 0.0f, head, row);
+    return form.finish(o, x, form.gated ? z.load(b, t, head, row) : 0.0f, form.skip_of(head, row));
   }
 };
 
@@ -69,7 +69,7 @@ struct read_out_params {
   [[nodiscard]] POLYSTATE_HOST_DEVICE int dv() const { return static_cast<int>(out.extent(3)); }
 };
 
-struct read_out_tile {
+struct alignas(16) read_out_tile {
   static constexpr int tokens = 64;
   static constexpr int rows = 64;
   static constexpr int columns = 16;  ///< of a state, at once

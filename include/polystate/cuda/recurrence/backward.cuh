@@ -236,8 +236,9 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(split::threads, 2)
       for (int r = 0; r < R; ++r) w[r] = array[first_row + r];
     };
     const std::int64_t recorded = p.items.first_tile(item, Tile::T) + tile;
-    const float4* const states =
-        p.record.states + ((recorded * heads + head) * row_tiles + row_tile) * (R * C / 4) * threads;
+    const float* const states =
+        p.record.states + ((recorded * heads + head) * row_tiles + row_tile) * (std::int64_t{Tile::rows} * Padded) +
+        place_in_record(Padded, first_row, 0);
 #pragma unroll 1
     for (int chunk = (n - 1) / M; chunk >= 0; --chunk) {
       const chunk_numbers& c = sm.chunk[chunk];
@@ -249,10 +250,11 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(split::threads, 2)
       float S[R][C];  // at the chunk's start
 #pragma unroll
       for (int r = 0; r < R; ++r) {
+        // A thread's four rows are of the same eight. Nobody records rows beyond the last.
+        const float* const row = states + place_in_record(Padded, r, lane * 4);
 #pragma unroll
-        for (int i = 0; i < C; i += 4) {
-          const float4 x = states[(r * C + i) / 4 * threads + tid];
-          S[r][i] = x.x, S[r][i + 1] = x.y, S[r][i + 2] = x.z, S[r][i + 3] = x.w;
+        for (int i = 0; i < C; ++i) {
+          S[r][i] = first_row + r < block_rows ? row[place_in_record(Padded, 0, i / 4 * (L * 4) + i % 4)] : 0.0f;
         }
       }
 #pragma unroll 1

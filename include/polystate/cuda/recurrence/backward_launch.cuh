@@ -109,7 +109,7 @@ inline backward_scratch carve(workspace_carver& from, const backward_plan& p) {
   }
   const std::int64_t rows = p.row_tiles * split_over_time(static_cast<int>(p.padded)).block_rows();
   const std::int64_t tokens = p.batch * p.window * p.heads;
-  s.record.states = from.take<float4>(p.tiles * p.heads * rows * p.padded / 4);
+  s.record.states = from.take<float>(p.tiles * p.heads * rows * p.padded);
   s.record.read = from.take<float>(tokens * p.dv);
   if (p.erases) {
     s.record.error = from.take<float>(tokens * p.dv);

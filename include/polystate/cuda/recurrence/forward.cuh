@@ -2,17 +2,19 @@
 #pragma once
 
 /// @file
-/// Forward kernel of the recurrences with matrix states. A group of threads keeps rows of a state in registers and
-/// walks along its item's tokens, four at a time: the dot products of all four with the state at their start are summed
-/// over the group together, and what the four do to each other is a 4 x 4 triangular system a row. The walk is one
-/// chain of dependences from the first token to the last, so all else is off it: other threads of the block fetch the
-/// tiles of tokens, turn them into the numbers that the walk needs, one tile ahead, and store outputs, one tile behind.
+/// Forward kernel of the recurrences with matrix states. A warp keeps sixteen rows of a state in registers and walks
+/// along its item's tokens, eight at a time: the products of all eight keys and queries with the state at their start
+/// are made at once on tensor cores, in the accuracy of float, and what the eight do to each other is a matrix a chunk.
+/// The walk is one chain of dependences from the first token to the last, so all else is off it: other warps of the
+/// block fetch the tiles of tokens, turn them into the fragments and matrices that the walk needs, one tile ahead, and
+/// store outputs, one tile behind.
 
-#include <polystate/cuda/device.cuh>
 #include <polystate/cuda/launch.cuh>
+#include <polystate/cuda/recurrence/chunk_system.cuh>
 #include <polystate/cuda/recurrence/operands.cuh>
 #include <polystate/cuda/recurrence/policy.hpp>
-#include <polystate/cuda/recurrence/tile.cuh>
+#include <polystate/cuda/recurrence/row_fetch.cuh>
+#include <polystate/cuda/recurrence/state_fragments.cuh>
 #include <polystate/cuda/recurrence/work_items.hpp>
 
 #include <cuda_pipeline.h>
@@ -25,10 +27,10 @@ namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda:
 
 /// What a forward pass keeps for the backward one; nothing where `states` is null.
 struct recording {
-  float4* states = nullptr;  ///< at each tile's start: [tile][head][row tile][register][thread]
-  float* read = nullptr;     ///< scale D(t) S q_t of each token, S its chunk's first state: [token][head][dv]
-  float* error = nullptr;    ///< e_t, in forms that erase
-  float* erased = nullptr;   ///< D(t) S k_t, likewise
+  float* states = nullptr;  ///< at each tile's start: [tile][head][row, padded to whole tiles], by place_in_record()
+  float* read = nullptr;    ///< scale D(t) S q_t of each token, S its chunk's first state: [token][head][dv]
+  float* error = nullptr;   ///< e_t, in forms that erase
+  float* erased = nullptr;  ///< D(t) S k_t, likewise
 };
 
 /// `Items` are those of work_items.hpp, or others that answer the same questions.
@@ -42,80 +44,76 @@ struct forward_params {
   recording record;
 };
 
-/// Shared memory of a block. Behind it lie the rows of a tile as they come from memory: keys, queries, and three
-/// buffers of values and, in forms with an output gate, of z: of the tile before, this one, and the next.
-template <int Padded, int Rows>
+/// Shared memory of a block. Behind it lie the rows of a tile as they come from memory: keys, queries, and four
+/// buffers of values and, in forms with an output gate, of z: of two tiles before, this one, and the next. Rows are
+/// padded against bank conflicts.
+template <bool Erases, int Padded, int Walkers>
 struct alignas(16) forward_tile {
-  static constexpr row_split<Rows> Split = split_over_time<Rows>(Padded);
-  static constexpr int T = tile_tokens(Padded);
-  static constexpr int chunks = T / chunk_tokens;
-  static constexpr int rows = Split.block_rows();
-  static constexpr int preparing = preparing_threads(Rows);
-  static constexpr int threads = preparing + Split.threads;
+  using Split = tensor_split<Padded, Walkers>;
+  static constexpr int M = chunk_system::M;
+  static constexpr int T = Split::tile_tokens;
+  static constexpr int chunks = T / M;
+  static constexpr int rows = Split::block_rows;
+  static constexpr int fragments = fragments_of_chunk(Padded);
+  static constexpr int key_pitch = Padded + 8;
+  static constexpr int value_pitch = rows + 8;
+  static constexpr int out_pitch = rows + 4;
 
-  float rows_of[2][2 * T * Padded];  ///< keys, then queries
-  float o[2][T * rows];
-  chunk_numbers chunk[2][chunks];
-  float alpha[T];
-  float write[T];
-  float dots[Split.warps][Split.warp_rows() * 2 * chunk_tokens];
-  float u[Split.warps][Split.warp_rows() * chunk_tokens];
+  float4 keys_over_columns[2][chunks][Erases ? fragments : 1];
+  float4 queries_over_columns[2][chunks][fragments];
+  float4 keys_over_rows[2][chunks][fragments];
+  float o[2][T * out_pitch];
+  chunk_system chunk[2][chunks];
+  float4 parts[2][Split::walkers][Split::column_warps > 1 ? 2 * 32 : 1];  ///< of sums over a state's columns
 
-  static std::size_t bytes(int element_bytes, bool has_z) {
-    const int raw = 2 * T * Padded + (has_z ? 6 : 3) * T * rows;
+  POLYSTATE_HOST_DEVICE static std::size_t bytes(int element_bytes, bool has_z) {
+    const int raw = 2 * T * key_pitch + (has_z ? 8 : 4) * T * value_pitch;
     return sizeof(forward_tile) + static_cast<std::size_t>(raw) * static_cast<std::size_t>(element_bytes);
   }
 };
 
-/// One row over a chunk: e and u from the dot products with the state at its start.
-template <bool Erases>
-__device__ void solve_row(const chunk_numbers& c, const float (&dots)[(Erases ? 2 : 1) * chunk_tokens],
-                          const float (&v)[chunk_tokens], float (&e)[chunk_tokens], float (&u)[chunk_tokens]) {
-  constexpr int M = chunk_tokens;
+/// The sums of all warps that share rows, each of which has `x` and `y` for its columns. `parts` is this walker's,
+/// where those of its fellows lie side by side; no call uses those of the one before.
+template <class Split>
+__device__ void sum_over_column_warps(float4 (*parts)[2 * 32], int walker, float (&x)[4], float (&y)[4]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  parts[walker][lane] = make_float4(x[0], x[1], x[2], x[3]);
+  parts[walker][32 + lane] = make_float4(y[0], y[1], y[2], y[3]);
+  const int row_group = walker / Split::column_warps;
+  asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(2 + row_group), "n"(32 * Split::column_warps) : "memory");
 #pragma unroll
-  for (int t = 0; t < M; ++t) {
-    e[t] = v[t];
-    if constexpr (Erases) {
-      e[t] = fmaf(-c.decay[t], dots[t], e[t]);
+  for (int i = 0; i < 4; ++i) x[i] = y[i] = 0.0f;
 #pragma unroll
-      for (int s = 0; s < t; ++s) e[t] = fmaf(-c.key_key[chunk_numbers::below(t, s)], u[s], e[t]);
-    }
-    u[t] = c.write[t] * e[t];
+  for (int w = 0; w < Split::column_warps; ++w) {
+    const float4 a = parts[row_group * Split::column_warps + w][lane];
+    const float4 b = parts[row_group * Split::column_warps + w][32 + lane];
+    x[0] += a.x, x[1] += a.y, x[2] += a.z, x[3] += a.w;
+    y[0] += b.x, y[1] += b.y, y[2] += b.z, y[3] += b.w;
   }
 }
 
-/// Its o_t, from those and S q_t.
-template <int Count>
-__device__ float read_row(const chunk_numbers& c, float state_query, const float (&u)[Count], int t) {
-  float sum = c.read[t] * state_query;
-#pragma unroll
-  for (int s = 0; s <= t; ++s) sum = fmaf(c.query_key[chunk_numbers::upto(t, s)], u[s], sum);
-  return sum;
+/// Waits for the first `Threads` threads of the block, which all call this.
+template <int Threads>
+__device__ void sync_first_threads() {
+  asm volatile("barrier.cta.sync.aligned 1, %0;" ::"n"(Threads) : "memory");
 }
 
-template <class Form, int Padded, int Rows, class Items>
-__global__ POLYSTATE_HIDDEN void __launch_bounds__(forward_tile<Padded, Rows>::threads, forward_blocks)
+template <class Form, int Padded, int Walkers, class Items>
+__global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers>::threads, 1)
     recurrence_fwd_kernel(const __grid_constant__ forward_params<Form, Items> p) {
-  using Tile = forward_tile<Padded, Rows>;
-  constexpr auto Split = Tile::Split;
-  constexpr int L = Split.lanes;
-  constexpr int C = Split.columns;
-  constexpr int R = Rows;
-  constexpr int M = chunk_tokens;
+  using Split = tensor_split<Padded, Walkers>;
+  using Tile = forward_tile<Form::erases, Padded, Walkers>;
+  constexpr int M = Tile::M;
   constexpr int T = Tile::T;
-  constexpr int dots_per_row = Form::erases ? 2 * M : M;
-  constexpr int preparing = Tile::preparing;
-  constexpr bool may_record = R == split::rows;
+  constexpr int preparing = Split::preparing;
+  constexpr int carrying = Split::carrying;
   extern __shared__ uint4 shared_memory[];
   Tile& sm = *reinterpret_cast<Tile*>(shared_memory);
 
   const shared_operands& in = p.in;
   const int thread = static_cast<int>(threadIdx.x);
-  const bool prepares = thread < preparing;  // else it walks
-  const int tid = thread - preparing;        // among those that walk
-  const int warp = tid / 32;
-  const int lane = tid % L;
-  const int group_row = tid % 32 / L * R;  // of the warp's rows
+  const int g = thread % 32 / 4;  // as in tensor_core.cuh
+  const int c = thread % 4;
   const int dv = in.dv();
   const int dk = in.dk();
   const auto row_tiles = static_cast<unsigned>(tiles_of(dv, Tile::rows));
@@ -126,216 +124,275 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(forward_tile<Padded, Rows>::t
   const std::int64_t item = blockIdx.x / row_tiles / heads;
   if (!p.items.active(item)) return;
   const token_range tokens = p.items[item];
-  const std::int64_t silent_from = p.items.silent_from(item);
   const std::int64_t b = tokens.batch;
-  const std::int64_t group = in.group_of(head);
-  const int warp_row = warp * Split.warp_rows();
-  const bool works = !prepares && warp_row < block_rows;
 
   const element_type type = in.value.type();
   const int element_bytes = bytes_of(type);
   char* const raw_k = reinterpret_cast<char*>(shared_memory) + sizeof(Tile);
-  char* const raw_q = raw_k + T * Padded * element_bytes;
-  char* const raw_v = raw_q + T * Padded * element_bytes;
-  char* const raw_z = raw_v + 3 * T * Tile::rows * element_bytes;
-  const auto buffer_of = [&](char* raw, int buffer) { return raw + buffer * T * Tile::rows * element_bytes; };
-  const auto after = [](int buffer) { return buffer == 2 ? 0 : buffer + 1; };
+  char* const raw_q = raw_k + T * Tile::key_pitch * element_bytes;
+  char* const raw_v = raw_q + T * Tile::key_pitch * element_bytes;
+  char* const raw_z = raw_v + 4 * T * Tile::value_pitch * element_bytes;
+  const auto buffer_of = [&](char* raw, int buffer) { return raw + buffer * T * Tile::value_pitch * element_bytes; };
+  const auto after = [](int buffer, int tiles) { return (buffer + tiles) % 4; };
   const auto tokens_at = [&](std::int64_t t0) { return static_cast<int>(tokens.end - t0 < T ? tokens.end - t0 : T); };
-
-  const head_numbers numbers = p.form.numbers_of(head);
-  gate_inputs next_gate;
-  const auto fetch = [&](std::int64_t t0, int buffer) {
-    const int n = tokens_at(t0);
-    fetch_rows<preparing>(in.key, in.whole_rows, b, t0, n, group, 0, dk, raw_k, Padded);
-    fetch_rows<preparing>(in.query, in.whole_rows, b, t0, n, group, 0, dk, raw_q, Padded);
-    fetch_rows<preparing>(in.value, in.whole_values, b, t0, n, head, block_row, block_rows, buffer_of(raw_v, buffer),
-                          Tile::rows);
-    if (in.z.given()) {
-      fetch_rows<preparing>(in.z, in.whole_values, b, t0, n, head, block_row, block_rows, buffer_of(raw_z, buffer),
-                            Tile::rows);
-    }
-    __pipeline_commit();
-    if (thread < n) next_gate = p.form.load_gate(b, t0 + thread, head);
-  };
-  // The tile from t0 on, which has been fetched to value buffer `buffer`, and the fetch of the one behind it.
-  const auto prepare = [&](std::int64_t t0, int buffer, int parity) {
-    const int n = tokens_at(t0);
-    float* const rows_of = sm.rows_of[parity];
-    __pipeline_wait_prior(0);
-    sync_first_threads<preparing>();  // the tile is here, and outputs that share the buffer behind it are stored
-    convert_rows<Padded, T, preparing>(raw_k, type, in, n, rows_of);
-    if (thread < T) {
-      // Beyond the item nothing decays and nothing is written: the bias of a gate must not show there.
-      const gate g = thread < n ? p.form.gate_of(next_gate, numbers) : gate{1.0f, 0.0f};
-      sm.alpha[thread] = g.alpha;
-      sm.write[thread] = g.write;
-    }
-    sync_first_threads<preparing>();  // the rows as they came from memory are used up
-    if (t0 + T < tokens.end) fetch(t0 + T, after(buffer));
-    fill_chunks<Form::erases, Padded, Tile::chunks, preparing>(rows_of, rows_of + T * Padded, sm.alpha, sm.write,
-                                                               in.scale, sm.chunk[parity]);
-  };
-  // Four neighbouring rows of a token at a time.
-  const auto store_out = [&](std::int64_t t0, int buffer, int parity) {
-    if (!in.out.given()) return;
-    const int n = tokens_at(t0);
-    for (int i = thread; i < n * (Tile::rows / 4); i += preparing) {
-      const int t = i / (Tile::rows / 4);
-      const int row = i % (Tile::rows / 4) * 4;
-      const int at = t * Tile::rows + row;
-      if (row >= block_rows) continue;
-      const float4 o4 = *reinterpret_cast<const float4*>(&sm.o[parity][at]);
-      float y[4] = {o4.x, o4.y, o4.z, o4.w};
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        if (row + r >= block_rows) continue;
-        const float v = load_element(buffer_of(raw_v, buffer), type, at + r);
-        const float z = in.z.given() ? load_element(buffer_of(raw_z, buffer), type, at + r) : 0.0f;
-        y[r] = p.form.finish(y[r], v, z, head, block_row + row + r);
-      }
-      if (in.whole_out) {
-        store_four(in.out.address(b, t0 + t, head, block_row + row), type, make_float4(y[0], y[1], y[2], y[3]));
-      } else {
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          if (row + r < block_rows) in.out.store(y[r], b, t0 + t, head, block_row + row + r);
-        }
-      }
-    }
-  };
-
-  float S[R][C];
-  const auto record_states = [&](std::int64_t t0) {
-    const std::int64_t tile = p.items.first_tile(item, T) + (t0 - tokens.begin) / T;
-    float4* const to =
-        p.record.states + ((tile * heads + head) * row_tiles + block_row / Tile::rows) * (R * C / 4) * Split.threads;
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-#pragma unroll
-      for (int i = 0; i < C; i += 4) {
-        to[(r * C + i) / 4 * Split.threads + tid] = make_float4(S[r][i], S[r][i + 1], S[r][i + 2], S[r][i + 3]);
-      }
-    }
-  };
-  const auto walk = [&](std::int64_t t0, int buffer, int parity) {
-    const int n = tokens_at(t0);
-    const char* const values = buffer_of(raw_v, buffer);
-    float* const o = sm.o[parity];
-#pragma unroll 1
-    for (int chunk = 0; chunk * M < n; ++chunk) {
-      const chunk_numbers& c = sm.chunk[parity][chunk];
-      const float* const k = sm.rows_of[parity] + chunk * M * Padded;
-      const float* const q = k + T * Padded;
-      const float* const keys[M] = {k, k + Padded, k + 2 * Padded, k + 3 * Padded};
-      const int row = tid % 32;  // of the warp's: what this thread solves
-      const int at = chunk * M * Tile::rows + warp_row + row;
-      float v[M] = {};
-      if (row < Split.warp_rows()) {
-        with_element(type, [&]<class E>(E) {
-#pragma unroll
-          for (int t = 0; t < M; ++t) {
-            // Beyond the tile's last token or row the buffer holds nothing: 0 times what lies there may be NaN.
-            const bool there = chunk * M + t < n && warp_row + row < block_rows;
-            const bool written = Items::all_write || t0 + chunk * M + t < silent_from;
-            const auto x = static_cast<float>(reinterpret_cast<const E*>(values)[at + t * Tile::rows]);
-            v[t] = there && written ? x : 0.0f;
-          }
-        });
-      }
-      {
-        float dots[R * dots_per_row];
-        if constexpr (Form::erases) {
-          const float* const rows[2 * M] = {keys[0], keys[1],    keys[2],        keys[3],
-                                            q,       q + Padded, q + 2 * Padded, q + 3 * Padded};
-          multiply_rows<L>(S, rows, lane, dots);
-        } else {
-          const float* const rows[M] = {q, q + Padded, q + 2 * Padded, q + 3 * Padded};
-          multiply_rows<L>(S, rows, lane, dots);
-        }
-        constexpr int kept = R * dots_per_row >= L ? R * dots_per_row / L : 1;
-        constexpr int copies = R * dots_per_row >= L ? 1 : L / (R * dots_per_row);
-        const int first = group_row * dots_per_row + sum_over_lanes<L>(dots, lane);
-        if (lane % copies == 0) {
-#pragma unroll
-          for (int i = 0; i < kept; ++i) sm.dots[warp][first + i] = dots[i];
-        }
-      }
-      __syncwarp();
-      if (row < Split.warp_rows()) {
-        float e[M];
-        float u[M];
-        float dots[dots_per_row];
-#pragma unroll
-        for (int i = 0; i < dots_per_row; i += 4) {
-          const float4 d = *reinterpret_cast<const float4*>(&sm.dots[warp][row * dots_per_row + i]);
-          dots[i] = d.x, dots[i + 1] = d.y, dots[i + 2] = d.z, dots[i + 3] = d.w;
-        }
-        solve_row<Form::erases>(c, dots, v, e, u);
-        float written[M];
-#pragma unroll
-        for (int t = 0; t < M; ++t) {
-          written[t] = chunk * M + t < n ? u[t] : 0.0f;  // not write * e, which is NaN where the state is infinite
-        }
-        *reinterpret_cast<float4*>(&sm.u[warp][row * M]) =
-            make_float4(c.end[0] * written[0], c.end[1] * written[1], c.end[2] * written[2], c.end[3] * written[3]);
-#pragma unroll
-        for (int t = 0; t < M; ++t) {
-          const float state_query = dots[(Form::erases ? M : 0) + t];
-          o[at + t * Tile::rows] = read_row(c, state_query, u, t);
-          if constexpr (may_record) {
-            if (p.record.states == nullptr || chunk * M + t >= n || warp_row + row >= block_rows) continue;
-            const std::int64_t to =
-                (p.items.token_index(b, t0 + chunk * M + t) * heads + head) * dv + block_row + warp_row + row;
-            p.record.read[to] = c.read[t] * state_query;
-            if constexpr (Form::erases) {
-              p.record.error[to] = e[t];
-              p.record.erased[to] = c.decay[t] * dots[t];
-            }
-          }
-        }
-      }
-      __syncwarp();
-      float4 w[R];
-#pragma unroll
-      for (int r = 0; r < R; ++r) w[r] = *reinterpret_cast<const float4*>(&sm.u[warp][(group_row + r) * M]);
-      add_rows<L>(S, c.decay[M - 1], w, keys, lane);
-    }
-  };
-
-  const bool any = tokens.begin < tokens.end;
-  if (prepares) {
-    if (any) {
-      fetch(tokens.begin, 0);
-      prepare(tokens.begin, 0, 0);
-    }
-  } else {
-    const bool starts = p.items.starts(item);
-    load_rows<L>(S, starts ? p.initial_state : p.carry_in, starts ? item : p.items.carry_row(item), head,
-                 block_row + warp_row + group_row, dv, dk, lane);
-  }
-  int buffer = 0;
-  int parity = 0;
-  for (std::int64_t t0 = tokens.begin; t0 < tokens.end; t0 += T, buffer = after(buffer), parity ^= 1) {
-    __syncthreads();  // this tile is prepared, the one before is walked along
-    if (prepares) {
-      if (t0 != tokens.begin) store_out(t0 - T, after(after(buffer)), parity ^ 1);
-      if (t0 + T < tokens.end) prepare(t0 + T, after(buffer), parity ^ 1);
-    } else {
-      if constexpr (may_record) {
-        if (p.record.states != nullptr) record_states(t0);
-      }
-      if (works) walk(t0, buffer, parity);
-    }
-  }
-
-  if (any) {
+  {  // What lies beyond dk and dv in the rows stays zero.
+    char* const end = reinterpret_cast<char*>(shared_memory) + Tile::bytes(element_bytes, in.z.given());
+    for (char* x = raw_k + thread * 16; x < end; x += Split::threads * 16) *reinterpret_cast<uint4*>(x) = uint4{};
     __syncthreads();
-    if (prepares) store_out(tokens.begin + (tokens.size() - 1) / T * T, after(after(buffer)), parity ^ 1);
   }
   const bool ends = p.items.ends(item);
-  const any_element_view<4>& to = ends ? p.final_state : p.carry_out;
-  if (to.given() && works) {
-    store_rows<L>(S, to, ends ? item : p.items.carry_row(item), head, block_row + warp_row + group_row, dv, dk, lane);
+  const bool starts = p.items.starts(item);
+  const any_element_view<4>& state_from = starts ? p.initial_state : p.carry_in;
+  const any_element_view<4>& state_to = ends ? p.final_state : p.carry_out;
+
+  if (thread < preparing) {
+    const std::int64_t group = in.group_of(head);
+    const int warp = thread / 32;
+    const bool solves = thread < Split::solving;  // else it transposes or carries
+    const int carrier = thread - (preparing - carrying);
+    const head_numbers numbers = p.form.numbers_of(head);
+    gate_inputs next_gate;  // of the chunk's token g
+    const auto load_gate = [&](std::int64_t t0) {
+      const std::int64_t t = t0 + warp * M + g;
+      if (solves && t < tokens.end) next_gate = p.form.load_gate(b, t, head);
+    };
+    using key_fetch = row_fetch<carrying, Padded, Tile::key_pitch, T>;
+    using value_fetch = row_fetch<carrying, Tile::rows, Tile::value_pitch, T>;
+    key_fetch keys(in.key, in.whole_rows, b, tokens.begin, group, 0, dk, carrier);
+    key_fetch queries(in.query, in.whole_rows, b, tokens.begin, group, 0, dk, carrier);
+    // Where nothing is erased, the others have less to do and fetch the values.
+    const bool moves_values = Form::erases == (carrier >= 0);
+    const int mover = thread % carrying;
+    value_fetch values(in.value, in.whole_values, b, tokens.begin, head, block_row, block_rows, mover);
+    value_fetch gates(in.z, in.whole_values, b, tokens.begin, head, block_row, block_rows, mover);
+    const auto fetch = [&](std::int64_t t0, int buffer) {
+      const int n = tokens_at(t0);
+      if (carrier >= 0) {
+        keys.next(in.key, n, raw_k);
+        queries.next(in.query, n, raw_q);
+      }
+      if (moves_values) {
+        values.next(in.value, n, buffer_of(raw_v, buffer));
+        if constexpr (Form::finishes) gates.next(in.z, n, buffer_of(raw_z, buffer));
+      }
+      __pipeline_commit();
+    };
+    // The tile from t0 on, which has been fetched to value buffer `buffer`, and the fetch of the one behind it.
+    const auto prepare = [&](std::int64_t t0, int buffer, int parity) {
+      const int n = tokens_at(t0);
+      __pipeline_wait_prior(0);
+      sync_first_threads<preparing>();  // the tile is here
+      chunk_products products;
+      gate own = {1.0f, 0.0f};  // beyond the item: the bias of a gate must not show there
+      if (solves && warp * M + g < n) own = p.form.gate_of(next_gate, numbers);
+      with_element(type, [&]<class E>(E) {
+        const E* const rows = reinterpret_cast<const E*>(raw_k);
+        if (solves) {
+          const int first = warp * M * Tile::key_pitch;
+          products = multiply_chunk<Form::erases, Padded>(rows + first, reinterpret_cast<const E*>(raw_q) + first,
+                                                          Tile::key_pitch, sm.keys_over_columns[parity][warp],
+                                                          sm.queries_over_columns[parity][warp]);
+        } else {
+          constexpr int solvers = Split::solving / 32;
+          transpose_chunks<Padded, Tile::chunks>(rows, Tile::key_pitch, warp - solvers, preparing / 32 - solvers,
+                                                 sm.keys_over_rows[parity]);
+        }
+      });
+      sync_first_threads<preparing>();  // the rows as they came from memory are used up
+      if (t0 + T < tokens.end) {
+        fetch(t0 + T, after(buffer, 1));
+        load_gate(t0 + T);
+      }
+      if (solves) solve_chunk<Form::erases>(products, own, in, sm.chunk[parity][warp]);
+    };
+    // Four neighbouring rows of a token at a time.
+    constexpr int out_lanes = Tile::rows / 4;
+    const int out_row = carrier % out_lanes * 4;
+    float skip[4] = {};
+    if constexpr (Form::finishes) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        if (carrier >= 0 && out_row + r < block_rows) skip[r] = p.form.skip_of(head, block_row + out_row + r);
+      }
+    }
+    const auto store_out = [&](std::int64_t t0, int buffer, int parity) {
+      if (!in.out.given() || carrier < 0 || out_row >= block_rows) return;
+      const int n = tokens_at(t0);
+#pragma unroll 1
+      for (int t = carrier / out_lanes; t < n; t += carrying / out_lanes) {
+        const float4 o = *reinterpret_cast<const float4*>(&sm.o[parity][t * Tile::out_pitch + out_row]);
+        float y[4] = {o.x, o.y, o.z, o.w};
+        if constexpr (Form::finishes) {
+          const int at = (t * Tile::value_pitch + out_row) * element_bytes;
+          const float4 value = load_four(buffer_of(raw_v, buffer) + at, type);
+          const float v[4] = {value.x, value.y, value.z, value.w};
+          float z[4] = {};
+          if (in.z.given()) {
+            const float4 of_gate = load_four(buffer_of(raw_z, buffer) + at, type);
+            z[0] = of_gate.x, z[1] = of_gate.y, z[2] = of_gate.z, z[3] = of_gate.w;
+          }
+#pragma unroll
+          for (int r = 0; r < 4; ++r) y[r] = p.form.finish(y[r], v[r], z[r], skip[r]);
+        }
+        if (in.whole_out) {
+          store_four(in.out.address(b, t0 + t, head, block_row + out_row), type, make_float4(y[0], y[1], y[2], y[3]));
+        } else {
+#pragma unroll
+          for (int r = 0; r < 4; ++r) {
+            if (out_row + r < block_rows) in.out.store(y[r], b, t0 + t, head, block_row + out_row + r);
+          }
+        }
+      }
+    };
+
+    if (tokens.begin < tokens.end) {
+      fetch(tokens.begin, 0);
+      load_gate(tokens.begin);
+      prepare(tokens.begin, 0, 0);
+    }
+    int buffer = 0;
+    int parity = 0;
+    for (std::int64_t t0 = tokens.begin; t0 < tokens.end; t0 += T, buffer = after(buffer, 1), parity ^= 1) {
+      __syncthreads();  // this tile is prepared, the one before is walked along
+      if (t0 + T < tokens.end) prepare(t0 + T, after(buffer, 1), parity ^ 1);
+      if (t0 != tokens.begin) store_out(t0 - T, after(buffer, 3), parity ^ 1);
+    }
+    __syncthreads();
+    if (tokens.begin < tokens.end) {
+      store_out(tokens.begin + (tokens.size() - 1) / T * T, after(buffer, 3), parity ^ 1);
+    }
+    return;
+  }
+
+  // The others walk: this warp has the block's rows from first_row on, and the columns from first_column on.
+  const int walker = (thread - preparing) / 32;
+  const int first_row = walker / Split::column_warps * Split::warp_rows;
+  const int first_column = walker % Split::column_warps * Split::columns;
+  const int row = first_row + g;  // this thread's, and row + 8
+  const bool works = first_row < block_rows;
+  const std::int64_t silent_from = p.items.silent_from(item);
+  state_fragments<Split::columns> S;
+  S.load(state_from, starts ? item : p.items.carry_row(item), head, block_row + first_row, first_column, dv, dk);
+
+  const auto record_state = [&](std::int64_t t) {
+    constexpr int tile = tile_tokens(Padded);
+    constexpr int tile_rows = split_over_time(Padded).block_rows();
+    const std::int64_t place = p.items.first_tile(item, tile) + (t - tokens.begin) / tile;
+    const std::int64_t rows = (place * heads + head) * tiles_of(dv, tile_rows) * tile_rows + block_row + first_row;
+    S.record(reinterpret_cast<float4*>(p.record.states + rows * Padded) + first_column * 4);
+  };
+  // Of tokens t and t + 1 and rows row and row + 8, as matrices of sums lie. The backward pass takes four tokens at
+  // once: what the chunk's later ones read of its first four counts as read from the state.
+  const auto record_tokens = [&](std::int64_t t, int there, const chunk_system& system, float(&from_state)[4],
+                                 const float(&e)[4], const float(&u)[4], float(&erased)[4]) {
+    static_assert(2 * chunk_tokens == M);
+    float earlier[4];
+    float more[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) earlier[i] = c < 2 ? u[i] : 0.0f;
+    multiply_causal(more, earlier, system.query_key);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) from_state[i] += c < 2 ? 0.0f : more[i];
+    if constexpr (Form::erases) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) earlier[i] = c < 2 ? e[i] : 0.0f;
+      multiply_causal(more, earlier, system.key_key);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) erased[i] += c < 2 ? 0.0f : more[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i % 2 >= there || row + i / 2 * 8 >= block_rows) continue;
+      const std::int64_t to = (p.items.token_index(b, t + i % 2) * heads + head) * dv + block_row + row + i / 2 * 8;
+      p.record.read[to] = from_state[i];
+      if constexpr (Form::erases) {
+        p.record.error[to] = e[i];
+        p.record.erased[to] = erased[i];
+      }
+    }
+  };
+  // `Exact`: keys and queries have 11 bits.
+  const auto walk = [&]<bool Exact>(std::bool_constant<Exact>, std::int64_t t0, int buffer, int parity) {
+    const int n = tokens_at(t0);
+    const bool records = p.record.states != nullptr;
+#pragma unroll 1
+    for (int chunk = 0; chunk * M < n; ++chunk) {
+      if (records && chunk * M % tile_tokens(Padded) == 0) record_state(t0 + chunk * M);
+      const chunk_system& system = sm.chunk[parity][chunk];
+      const int t = chunk * M + 2 * c;  // of the tile: this thread's tokens are t and t + 1
+      constexpr int fragments_of_column = 2;
+      const int fragment = first_column * fragments_of_column;
+      const float4* const queries = sm.queries_over_columns[parity][chunk] + fragment;
+      float with_key[4] = {};
+      float with_query[4];
+      if constexpr (Form::erases) {
+        S.template multiply<Exact>(sm.keys_over_columns[parity][chunk] + fragment, with_key, queries, with_query);
+      } else {
+        S.template multiply<Exact>(queries, with_query);
+      }
+      if constexpr (Split::column_warps > 1) {
+        sum_over_column_warps<Split>(sm.parts[(Tile::chunks > 1 ? chunk : parity) % 2], walker, with_key, with_query);
+      }
+      float v[4];
+      with_element(type, [&]<class E>(E) {
+        const E* const values = reinterpret_cast<const E*>(buffer_of(raw_v, buffer)) + t * Tile::value_pitch + row;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          v[i] = static_cast<float>(values[i % 2 * Tile::value_pitch + i / 2 * 8]);
+          if constexpr (!Items::all_write) v[i] = t0 + t + i % 2 < silent_from ? v[i] : 0.0f;
+        }
+      });
+      const float2 forget = *reinterpret_cast<const float2*>(&system.forget[2 * c]);
+      const float2 read = *reinterpret_cast<const float2*>(&system.read[2 * c]);
+      const float2 write = *reinterpret_cast<const float2*>(&system.write[2 * c]);
+      const float2 end = *reinterpret_cast<const float2*>(&system.end[2 * c]);
+      float erased[4];
+      float e[4];
+      float u[4];
+      float at_end[4];
+      float from_state[4];
+      float from_chunk[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        erased[i] = (i % 2 == 0 ? forget.x : forget.y) * with_key[i];
+        e[i] = Form::erases ? v[i] - erased[i] : v[i];
+      }
+      if constexpr (Form::erases) {
+        const float right[4] = {e[0], e[1], e[2], e[3]};
+        multiply_causal(e, right, system.solve);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        // Not write * e beyond the last token, which is NaN where the state is infinite.
+        u[i] = t + i % 2 < n ? (i % 2 == 0 ? write.x : write.y) * e[i] : 0.0f;
+        at_end[i] = (i % 2 == 0 ? end.x : end.y) * u[i];
+      }
+      S.template decay_and_add<Exact>(system.decay, at_end, sm.keys_over_rows[parity][chunk] + fragment);
+      if (first_column != 0) continue;
+      multiply_causal(from_chunk, u, system.query_key);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        from_state[i] = (i % 2 == 0 ? read.x : read.y) * with_query[i];
+        sm.o[parity][(t + i % 2) * Tile::out_pitch + row + i / 2 * 8] = from_state[i] + from_chunk[i];
+      }
+      if (records) record_tokens(t0 + t, n - t, system, from_state, e, u, erased);
+    }
+  };
+
+  int buffer = 0;
+  int parity = 0;
+  for (std::int64_t t0 = tokens.begin; t0 < tokens.end; t0 += T, buffer = after(buffer, 1), parity ^= 1) {
+    __syncthreads();
+    if (!works) continue;
+    if (element_bytes == 2) {
+      walk(std::true_type{}, t0, buffer, parity);
+    } else {
+      walk(std::false_type{}, t0, buffer, parity);
+    }
+  }
+  __syncthreads();
+  if (state_to.given() && works) {
+    S.store(state_to, ends ? item : p.items.carry_row(item), head, block_row + first_row, first_column, dv, dk);
   }
 }
 
@@ -344,18 +401,17 @@ template <class KeyDims, class Form, class Items>
 POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, const forward_params<Form, Items>& p) {
   const std::int64_t states = p.items.size() * p.in.heads();
   return with_padded<KeyDims>(name, p.in.dk(), [&](auto padded) {
-    const auto launch_rows = [&](auto rows) {
-      using Tile = forward_tile<padded, rows>;
+    const auto launch_walkers = [&](auto walkers) {
+      using Tile = forward_tile<Form::erases, padded, walkers>;
       const grid g{.blocks = states * tiles_of(p.in.dv(), Tile::rows),
-                   .threads = Tile::threads,
+                   .threads = tensor_split<padded, walkers>::threads,
                    .shared_bytes = Tile::bytes(bytes_of(p.in.value.type()), p.in.z.given()),
                    .most_shared_bytes = Tile::bytes(bytes_of(element_type::f32), true)};
-      return launch(name, exec, g, recurrence_fwd_kernel<Form, padded, rows, Items>, p);
+      return launch(name, exec, g, recurrence_fwd_kernel<Form, padded, walkers, Items>, p);
     };
-    const bool records = p.record.states != nullptr;
-    return choose_forward_rows(states, p.in.dv(), padded, multiprocessor_count(), records) == 2
-               ? launch_rows(std::integral_constant<int, 2>{})
-               : launch_rows(std::integral_constant<int, 4>{});
+    return choose_walkers<padded>(states, p.in.dv(), multiprocessor_count()) == 4
+               ? launch_walkers(std::integral_constant<int, 4>{})
+               : launch_walkers(std::integral_constant<int, 8>{});
   });
 }
 

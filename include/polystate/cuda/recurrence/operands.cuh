@@ -8,11 +8,13 @@
 ///
 /// and a `Form` says how an operator's operands become these numbers:
 ///
-///     static constexpr bool erases;
+///     static constexpr bool erases;                  whether there is the erasure
+///     static constexpr bool finishes;                whether finish() does anything
 ///     gate_inputs load_gate(b, t, head)              what alpha and write are made of, as it lies in memory
 ///     head_numbers numbers_of(head)                  what they are made of, the same for all tokens
 ///     gate gate_of(gate_inputs, head_numbers)
-///     float finish(o, v, z, head, row)               the output, from the read-out; z is 0 without an output gate
+///     float skip_of(head, row)                       a number of the row, for
+///     float finish(o, v, z, skip)                    the output, from the read-out; z is 0 without an output gate
 ///
 /// and backwards
 ///

@@ -65,18 +65,37 @@ POLYSTATE_HOST_DEVICE constexpr row_split<Rows> split_over_time(int padded) {
   return padded <= 128 ? row_split<Rows>{8, padded / 8} : row_split<Rows>{padded / 16, 16};
 }
 
-/// Blocks of the forward kernel that a multiprocessor holds at once.
-inline constexpr int forward_blocks = 2;
+/// How the forward kernel cuts states of a padded key dim. Warps that walk have sixteen rows each and at most 128
+/// columns, so that what is summed over columns one after the other stays short. Of four others a warp a chunk works
+/// out the chunk's numbers, and the rest carry rows and outputs between memory and the block.
+template <int Padded, int Walkers>
+struct tensor_split {
+  static constexpr int walkers = Walkers;
+  static constexpr int column_warps = Padded > 128 ? Padded / 128 : 1;
+  static constexpr int columns = Padded / column_warps;
+  static constexpr int warp_rows = 16;
+  static constexpr int block_rows = walkers / column_warps * warp_rows;
+  static constexpr int chunk_tokens = 8;
+  static constexpr int tile_tokens = Padded <= 256 ? 16 : 8;
+  static constexpr int solving = 32 * tile_tokens / chunk_tokens;
+  static constexpr int preparing = 128;
+  static constexpr int carrying = preparing / 2;  ///< the last of them
+  static constexpr int threads = preparing + 32 * walkers;
+};
 
-/// Rows of a thread in it: two where all blocks then run at once; four where they would not, or where the states are
-/// recorded for the backward pass, which reads them in that layout. `states` counts items times heads.
-constexpr int choose_forward_rows(std::int64_t states, std::int64_t dv, int padded, int multiprocessors, bool records) {
-  const std::int64_t blocks = states * tiles_of(dv, split_over_time<2>(padded).block_rows());
-  return !records && blocks <= std::int64_t{forward_blocks} * multiprocessors ? 2 : 4;
+/// Warps that walk: eight share what the others prepare, and fill the tensor cores, where there are blocks enough for
+/// all multiprocessors. `states` counts items times heads.
+template <int Padded>
+constexpr int choose_walkers(std::int64_t states, std::int64_t dv, int multiprocessors) {
+  return states * tiles_of(dv, tensor_split<Padded, 4>::block_rows) > multiprocessors ? 8 : 4;
 }
 
-/// Threads of a block that prepare the next tile while its other threads walk along this one.
-POLYSTATE_HOST_DEVICE constexpr int preparing_threads(int rows) { return rows == 4 ? 64 : 128; }
+/// Where the forward pass records a state's element for the backward one, in floats from the start of the state's rows:
+/// sixteen rows lie together, and in them eight columns, as state_fragments::record() leaves them.
+POLYSTATE_HOST_DEVICE constexpr int place_in_record(int padded, int row, int column) {
+  const int thread = row % 8 * 4 + column % 8 / 2;
+  return row / 16 * (16 * padded) + (column / 8 * 32 + thread) * 4 + column % 2 * 2 + row / 8 % 2;
+}
 
 /// Of the step: `columns` hold whole 16-byte accesses of any state type.
 template <int Rows>
@@ -94,8 +113,8 @@ constexpr int choose_step_rows(std::int64_t states, std::int64_t dv, int padded,
   return blocks < std::int64_t{step_blocks(4)} * multiprocessors ? 2 : 4;
 }
 
-/// Tokens that are staged in shared memory together, and those of them that are handled at once.
-POLYSTATE_HOST_DEVICE constexpr int tile_tokens(int padded) { return padded <= 128 ? 16 : padded == 256 ? 8 : 4; }
+/// Tokens that the backward kernel stages in shared memory together, and those of them that it handles at once.
+POLYSTATE_HOST_DEVICE constexpr int tile_tokens(int padded) { return padded <= 128 ? 16 : 8; }
 inline constexpr int chunk_tokens = 4;
 
 /// A backward pass works window by window, so that its memory does not grow with the number of tokens times the state:

@@ -260,7 +260,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(row_split<Rows>::threads, ste
         if (mine == r) value = static_cast<float>(v[r]), of_z = static_cast<float>(z[r]);
       }
       const int row = block_row + first_row + mine;
-      in.out.store(p.form.finish(of_query * dot[0], value, of_z, head, row), b, t, head, row);
+      in.out.store(p.form.finish(of_query * dot[0], value, of_z, p.form.skip_of(head, row)), b, t, head, row);
     }
     if (p.intermediate_states.data() != nullptr) {
       store_state_rows<L, Whole>(S, &p.intermediate_states(b, t, head, block_row + first_row, 0),

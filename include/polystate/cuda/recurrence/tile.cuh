@@ -8,7 +8,6 @@
 #include <polystate/cuda/recurrence/operands.cuh>
 #include <polystate/cuda/recurrence/policy.hpp>
 
-#include <cuda_pipeline.h>
 #include <cuda_runtime.h>
 
 #include <cstddef>
@@ -36,100 +35,8 @@ struct alignas(16) chunk_numbers {
   __host__ __device__ static constexpr int upto(int t, int s) { return t * (t + 1) / 2 + s; }
 };
 
-/// Copies `count` elements along dim 3, from index `first` of it on, of `tokens` tokens from t0 on to rows that are
-/// `pitch` elements apart; 16 bytes at a time and asynchronously where they allow it. Waits for nothing.
-template <int Threads>
-__device__ void fetch_rows(const any_element_view<4>& from, bool whole, std::int64_t b, std::int64_t t0, int tokens,
-                           std::int64_t head, int first, int count, char* to, int pitch) {
-  const int bytes = bytes_of(from.type());
-  const char* const source = from.address(b, t0, head, first);
-  const std::int64_t token_bytes = from.stride(1) * bytes;
-  const int tid = static_cast<int>(threadIdx.x);
-  if (whole) {
-    const int vectors = count * bytes / static_cast<int>(vector_bytes);
-    for (int i = tid; i < tokens * vectors; i += Threads) {
-      const int t = i / vectors;
-      const int at = i % vectors * static_cast<int>(vector_bytes);
-      __pipeline_memcpy_async(to + t * pitch * bytes + at, source + t * token_bytes + at, vector_bytes);
-    }
-  } else {
-    const std::int64_t element_bytes = from.stride(3) * bytes;
-#pragma unroll 1
-    for (int i = tid; i < tokens * count; i += Threads) {
-      const int t = i / count;
-      const int c = i % count;
-      const char* const x = source + t * token_bytes + c * element_bytes;
-      char* const y = to + (t * pitch + c) * bytes;
-      if (bytes == 4) {
-        *reinterpret_cast<std::uint32_t*>(y) = *reinterpret_cast<const std::uint32_t*>(x);
-      } else {
-        *reinterpret_cast<std::uint16_t*>(y) = *reinterpret_cast<const std::uint16_t*>(x);
-      }
-    }
-  }
-}
-
-/// The tile's rows of keys and behind them those of queries, as they lie in memory (`Padded` elements apart), to
-/// floats: zero beyond dk and beyond `tokens`, normalised if the operands say so. For the block's first `Threads`
-/// threads.
-template <int Padded, int Tokens, int Threads>
-__device__ void convert_rows(const char* from, element_type type, const shared_operands& in, int tokens, float* to) {
-  constexpr int lanes = Padded / 4 < 32 ? Padded / 4 : 32;
-  constexpr int each = Padded / 4 / lanes;
-  constexpr int step = Threads / lanes;
-  constexpr int passes = 2 * Tokens / step;
-  constexpr int together = each >= 4 ? 1 : passes < 4 / each ? passes : 4 / each;  // rows, to hide what a sum waits for
-  static_assert(passes * step == 2 * Tokens && passes % together == 0, "all lanes of a warp take part in the sums");
-  const int lane = static_cast<int>(threadIdx.x) % lanes;
-  const int first = static_cast<int>(threadIdx.x) / lanes;
-  const int dk = in.dk();
-  with_element(type, [&]<class T>(T) {
-#pragma unroll 1
-    for (int pass = 0; pass < passes; pass += together) {
-      float4 x[together][each];
-      float factor[together];
-#pragma unroll
-      for (int i = 0; i < together; ++i) {
-        const int t = first + (pass + i) * step;
-        const bool there = t % Tokens < tokens;
-        factor[i] = 0.0f;
-#pragma unroll
-        for (int j = 0; j < each; ++j) {
-          const int c = (j * lanes + lane) * 4;
-          float4& y = x[i][j];
-          // What lies beyond is read, but never used.
-          y = load_four(reinterpret_cast<const T*>(from) + t * Padded + c, element_type_of<T>);
-          y.x = there && c < dk ? y.x : 0.0f;
-          y.y = there && c + 1 < dk ? y.y : 0.0f;
-          y.z = there && c + 2 < dk ? y.z : 0.0f;
-          y.w = there && c + 3 < dk ? y.w : 0.0f;
-          factor[i] += y.x * y.x + y.y * y.y + y.z * y.z + y.w * y.w;
-        }
-      }
-      if (in.normalize) {
-#pragma unroll
-        for (int apart = lanes / 2; apart > 0; apart /= 2) {
-#pragma unroll
-          for (int i = 0; i < together; ++i) factor[i] += __shfl_xor_sync(0xffffffffu, factor[i], apart);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < together; ++i) {
-        const int t = first + (pass + i) * step;
-        factor[i] = in.normalize ? inverse_length(factor[i], in.eps) : 1.0f;
-#pragma unroll
-        for (int j = 0; j < each; ++j) {
-          const float4& y = x[i][j];
-          *reinterpret_cast<float4*>(to + t * Padded + (j * lanes + lane) * 4) =
-              make_float4(y.x * factor[i], y.y * factor[i], y.z * factor[i], y.w * factor[i]);
-        }
-      }
-    }
-  });
-}
-
-/// Rows of keys or queries straight from memory, else as convert_rows(): a warp takes a row at a time, `warp` the
-/// first.
+/// Rows of keys or queries from memory to floats, `Padded` apart: zero beyond dk and beyond `tokens`, normalised if the
+/// operands say so. A warp takes a row at a time.
 template <int Padded, int Threads>
 __device__ void stage_rows(const any_element_view<4>& from, const shared_operands& in, std::int64_t b, std::int64_t t0,
                            std::int64_t group, int tokens, int rows, float* to) {
@@ -238,12 +145,6 @@ __device__ void fill_chunks(const float* k, const float* q, const float* alpha, 
       end *= alpha[chunk * M + s];
     }
   }
-}
-
-/// Waits for the first `Threads` threads of the block, which all call this.
-template <int Threads>
-__device__ void sync_first_threads() {
-  asm volatile("barrier.cta.sync.aligned 1, %0;" ::"n"(Threads) : "memory");
 }
 
 /// The dot products of a thread's rows of the state with the chunk's rows in shared memory: dots[r * Count + m] is that

@@ -14,6 +14,7 @@ namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda:
 
 struct ssd_form {
   static constexpr bool erases = false;
+  static constexpr bool finishes = true;
 
   any_element_view<3> dt;            ///< (B, T, heads)
   tensor_view<const float, 1> A;     ///< (heads)
@@ -42,8 +43,11 @@ struct ssd_form {
     const float d = step_length(in, head);
     return {.alpha = expf(d * head.first), .write = d};
   }
-  [[nodiscard]] __device__ float finish(float o, float x, float z, std::int64_t head, std::int64_t row) const {
-    if (D.data() != nullptr) o = fmaf(D(head, row), x, o);
+  [[nodiscard]] __device__ float skip_of(std::int64_t head, std::int64_t row) const {
+    return D.data() != nullptr ? D(head, row) : 0.0f;
+  }
+  [[nodiscard]] __device__ float finish(float o, float x, float z, float skip) const {
+    if (D.data() != nullptr) o = fmaf(skip, x, o);
     return gated ? o * silu<float>(z) : o;
   }
   /// y = s silu(z), s = o + D x
