@@ -23,7 +23,7 @@ using text_memory::progress;
 struct options {
   std::int64_t batch = 128;
   std::int64_t seeds = 8;       ///< trainings that are averaged, panels a and b
-  std::int64_t steps = 60;      ///< of training, panels c and d
+  std::int64_t steps = 50;      ///< of training, panels c and d
   std::int64_t samples = 2048;  ///< contexts that an accuracy is measured on
   std::int64_t context_c = 1024;
   std::int64_t context_d = 512;
@@ -229,18 +229,26 @@ inline accuracy_grid panel_d(const options& chosen) {
 /// Panel d: how far each effective context length reaches.
 struct reach_row {
   double tau;
-  std::int64_t measured;  ///< the largest distance tried with at least recalled_d right, all nearer ones too
-  double bayes;           ///< the largest distance whose Bayes accuracy is that
-  double contour;         ///< tau log(d / tau)
+  double measured;  ///< where the accuracy falls below recalled_d, between two distances tried; 0 if none reaches it
+  double bayes;     ///< the largest distance whose Bayes accuracy is that
+  std::optional<double> contour;  ///< tau log(d / tau), of tau below d
 };
 inline constexpr double recalled_d = 0.75;
 
 inline std::vector<reach_row> reaches(const accuracy_grid& grid) {
   std::vector<reach_row> rows;
   for (std::size_t i = 0; i < grid.task.taus.size(); ++i) {
-    reach_row r{.tau = grid.task.taus[i], .measured = 0, .bayes = 0, .contour = 0};
-    for (std::size_t j = 0; j < grid.task.distances.size() && grid.at(i, j).accuracy >= recalled_d; ++j) {
-      r.measured = grid.task.distances[j];
+    reach_row r{.tau = grid.task.taus[i], .measured = 0, .bayes = 0, .contour = {}};
+    for (std::size_t j = 0; j < grid.task.distances.size(); ++j) {
+      const auto distance = static_cast<double>(grid.task.distances[j]);
+      const double accuracy = grid.at(i, j).accuracy;
+      if (accuracy < recalled_d) {
+        if (j == 0) break;
+        const double nearer = r.measured, before = grid.at(i, j - 1).accuracy;
+        r.measured = nearer * std::pow(distance / nearer, (before - recalled_d) / (before - accuracy));
+        break;
+      }
+      r.measured = distance;
     }
     const auto d = static_cast<double>(grid.task.d);
     r.bayes = delta_max({.lambda = -std::log(r.tau),
@@ -248,7 +256,7 @@ inline std::vector<reach_row> reaches(const accuracy_grid& grid) {
                          .ell = static_cast<double>(grid.task.ell),
                          .xnorm = token_norm,
                          .target = 1 - recalled_d});
-    r.contour = r.tau * std::log(d / r.tau);
+    if (r.tau < d) r.contour = r.tau * std::log(d / r.tau);
     rows.push_back(r);
   }
   return rows;

@@ -101,8 +101,12 @@ inline json report_d(const options& chosen, const accuracy_grid& grid) {
   std::printf("    tau  measured  Bayes  tau log(d/tau)\n");
   json all = json::array();
   for (const reach_row& r : reaches(grid)) {
-    std::printf("%7.0f  %8lld  %5.0f  %14.1f\n", r.tau, static_cast<long long>(r.measured), r.bayes, r.contour);
-    all.push_back({{"tau", r.tau}, {"measured", r.measured}, {"bayes", r.bayes}, {"contour", r.contour}});
+    std::printf("%7.0f  %8.1f  %5.0f  %14s\n", r.tau, r.measured, r.bayes,
+                r.contour ? examples::fixed(*r.contour, 1).c_str() : "-");
+    all.push_back({{"tau", r.tau},
+                   {"measured", r.measured},
+                   {"bayes", r.bayes},
+                   {"contour", r.contour ? json(*r.contour) : json()}});
   }
   std::printf("\n");
   return {{"cells", cells_of(grid)}, {"context", grid.task.ell}, {"d", grid.task.d}, {"reach", all}};

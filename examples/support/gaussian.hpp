@@ -7,6 +7,7 @@
 
 #include <Eigen/Core>
 
+#include <algorithm>
 #include <cstdint>
 #include <numbers>
 #include <random>
@@ -19,10 +20,10 @@ inline double uniform(std::mt19937_64& random) { return static_cast<double>(rand
 /// Fills a matrix by Box and Muller's transform, in the order of its memory. Two uniform numbers of 32 bits a pair:
 /// nothing lies beyond 6.7 standard deviations.
 template <class Scalar>
-void fill_gaussian(std::mt19937_64& random, Eigen::Ref<Eigen::Matrix<Scalar, Eigen::Dynamic, Eigen::Dynamic>> m) {
+void fill_gaussian(std::mt19937_64& random, Eigen::Matrix<Scalar, Eigen::Dynamic, Eigen::Dynamic>& m) {
   using array = Eigen::Array<Scalar, Eigen::Dynamic, 1>;
   constexpr Eigen::Index pairs = 512;  // their arrays stay in the first-level cache
-  array radius(pairs), angle(pairs);
+  array radius(pairs), angle(pairs), numbers(2 * pairs);
   for (Eigen::Index begin = 0; begin < m.size(); begin += 2 * pairs) {
     for (Eigen::Index i = 0; i < pairs; ++i) {
       const std::uint64_t bits = random();
@@ -30,10 +31,9 @@ void fill_gaussian(std::mt19937_64& random, Eigen::Ref<Eigen::Matrix<Scalar, Eig
       angle(i) = static_cast<Scalar>(bits & 0xffffffffU) * (Scalar(0x1p-32) * 2 * std::numbers::pi_v<Scalar>);
     }
     radius = (-2 * radius.log()).max(Scalar(0)).sqrt();
-    const array numbers[2] = {radius * angle.cos(), radius * angle.sin()};
-    for (Eigen::Index i = 0; i < 2 * pairs && begin + i < m.size(); ++i) {
-      m((begin + i) % m.rows(), (begin + i) / m.rows()) = numbers[i / pairs](i % pairs);
-    }
+    numbers << radius * angle.cos(), radius * angle.sin();
+    const Eigen::Index count = std::min(2 * pairs, m.size() - begin);
+    std::copy_n(numbers.data(), count, m.data() + begin);
   }
 }
 
@@ -42,7 +42,7 @@ template <class Scalar>
 Eigen::Matrix<Scalar, Eigen::Dynamic, Eigen::Dynamic> random_directions(std::mt19937_64& random, Eigen::Index dim,
                                                                         Eigen::Index count) {
   Eigen::Matrix<Scalar, Eigen::Dynamic, Eigen::Dynamic> m(dim, count);
-  fill_gaussian<Scalar>(random, m);
+  fill_gaussian(random, m);
   m.colwise().normalize();
   return m;
 }
