@@ -16,6 +16,8 @@ def draw_a(a, of):
     a.axhline(1, color="#bbbbbb", zorder=0)
     a.set_xscale("log")
     a.set_yscale("log")
+    a.set_xticks([0.05, 0.1, 0.2, 0.5], ["0.05", "0.1", "0.2", "0.5"])
+    a.minorticks_off()
     a.set_xlabel(r"$\alpha$, what is left of the asked token")
     a.set_ylabel("margin of recall / of memory")
     a.set_title("a. Which margin dominates", loc="left")

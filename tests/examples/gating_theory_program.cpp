@@ -44,7 +44,9 @@ TEST(gating_theory_program, comes_near_bayes) {
       const double error = 4 * std::sqrt(bayes * (1 - bayes) / samples) + 1 / samples;
       // few steps: a model may lag behind, never be ahead
       EXPECT_LT(cell["accuracy"].get<double>(), bayes + error) << panel << cell;
-      if (bayes > 0.99) EXPECT_GT(cell["accuracy"].get<double>(), 0.9) << panel << cell;
+      if (bayes > 0.99) {
+        EXPECT_GT(cell["accuracy"].get<double>(), 0.9) << panel << cell;
+      }
     }
   }
   for (const json& row : result["d"]["reach"]) {

@@ -39,7 +39,9 @@ TEST(recall_gap_program, recalls_as_published) {
   }
   ASSERT_EQ(result["stacks"].size(), 4U);
   for (const json& stack : result["stacks"]) {
-    if (stack["reads"] == 1) EXPECT_EQ(stack["softmax"]["recall"]["mean"], 1);
+    if (stack["reads"] == 1) {
+      EXPECT_EQ(stack["softmax"]["recall"]["mean"], 1);
+    }
     EXPECT_GE(stack["softmax"]["recall"]["mean"], stack["states"]["recall"]["mean"]);
   }
 }
