@@ -23,6 +23,8 @@ constexpr row rows[] = {
     {"gated_delta_rule", "reference", pass::backward, &reference::gated_delta_rule_backward},
     {"log_linear", "reference", pass::forward, &reference::log_linear},
     {"log_linear", "reference", pass::backward, &reference::log_linear_backward},
+    {"mara", "reference", pass::forward, &reference::mara},
+    {"mara_chain", "reference", pass::forward, &reference::mara_chain},
     {"multi_state", "reference", pass::forward, &reference::multi_state},
     {"multi_state", "reference", pass::backward, &reference::multi_state_backward},
     {"multi_state_read", "reference", pass::forward, &reference::multi_state_read},

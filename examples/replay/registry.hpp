@@ -20,6 +20,8 @@ runner gated_delta_rule;
 runner gated_delta_rule_backward;
 runner log_linear;
 runner log_linear_backward;
+runner mara;
+runner mara_chain;
 runner multi_state;
 runner multi_state_backward;
 runner multi_state_read;
