@@ -112,6 +112,12 @@ class operands {
                                                                      const axes<Rank>& order = same_order<Rank>.axis) {
     return view<element_t<Kind>, Rank>(name, file().at(name), result<Kind>(name).memory.data(), order);
   }
+  /// An output without axes: one number.
+  template <class Kind>
+  [[nodiscard]] element_t<Kind>& scalar_output(const std::string& name) {
+    if (!file().at(name).shape.empty()) throw file().fault(name, "has axes, " + file().op() + " returns one number");
+    return *static_cast<element_t<Kind>*>(result<Kind>(name).memory.data());
+  }
   /// An output that is computed only if the file has expected values for it.
   template <class Kind, int Rank>
   [[nodiscard]] polystate::tensor_view<element_t<Kind>, Rank> optional_output(
