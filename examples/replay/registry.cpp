@@ -23,6 +23,7 @@ constexpr row rows[] = {
     {"gated_delta_rule", "reference", pass::backward, &reference::gated_delta_rule_backward},
     {"log_linear", "reference", pass::forward, &reference::log_linear},
     {"log_linear", "reference", pass::backward, &reference::log_linear_backward},
+    {"malora", "reference", pass::forward, &reference::malora},
     {"multi_state", "reference", pass::forward, &reference::multi_state},
     {"multi_state", "reference", pass::backward, &reference::multi_state_backward},
     {"multi_state_read", "reference", pass::forward, &reference::multi_state_read},
@@ -36,6 +37,7 @@ constexpr row rows[] = {
     {"selective_scan", "reference", pass::backward, &reference::selective_scan_backward},
     {"ssd", "reference", pass::forward, &reference::ssd},
     {"ssd", "reference", pass::backward, &reference::ssd_backward},
+    {"toplora", "reference", pass::forward, &reference::toplora},
 #if defined(REPLAY_CUDA)
     {"causal_conv1d", "cuda", pass::forward, &cuda::causal_conv1d},
     {"causal_conv1d", "cuda", pass::backward, &cuda::causal_conv1d_backward},

@@ -20,6 +20,7 @@ runner gated_delta_rule;
 runner gated_delta_rule_backward;
 runner log_linear;
 runner log_linear_backward;
+runner malora;
 runner multi_state;
 runner multi_state_backward;
 runner multi_state_read;
@@ -33,6 +34,7 @@ runner selective_scan;
 runner selective_scan_backward;
 runner ssd;
 runner ssd_backward;
+runner toplora;
 }  // namespace reference
 
 // Defined in cuda/<operator>.cu.
