@@ -29,7 +29,7 @@ struct modulation_tensors {
   tensor_view<Data, 3> u;           ///< (B, T, q): phi_w o; absent for toplora
   tensor_view<Data, 3> a;           ///< (B, T, r): A x
   tensor_view<Data, 3> m;           ///< (B, T, r): lam * a
-  tensor_view<acc_t<Data>, 3> lam;  ///< (B, T, q); as a gradient the upstream one, and may be absent
+  tensor_view<acc_t<Data>, 3> lam;  ///< (B, T, q); not of the gradients: the upstream one is read where it is
   mamba_block_tensors<Data> block;
 };
 
@@ -40,16 +40,15 @@ status add_low_rank(const Products& algebra, const Args& args, const modulation_
                   [&] { return algebra.product(args.B, t.m, args.h, static_cast<bool>(args.W0)); });
 }
 
-/// `run_block` takes t.p to t.o.
+/// Up to m = lam * (A x). `run_block` takes t.p to t.o.
 template <class Products, class Args, class Data, class RunBlock>
-status compose_malora(const Products& algebra, const Args& args, const modulation_tensors<Data>& t,
-                      const RunBlock& run_block) {
+status modulate_by_block(const Products& algebra, const Args& args, const modulation_tensors<Data>& t,
+                         const RunBlock& run_block) {
   return in_order([&] { return algebra.product(args.P, args.x, t.p, false); },  //
                   run_block,                                                    //
                   [&] { return algebra.product(args.phi_w, t.o, t.u, false); },
                   [&] { return algebra.product(args.A, args.x, t.a, false); },
-                  [&] { return algebra.modulate_softplus(t.u, args.phi_b, t.a, t.lam, t.m); },
-                  [&] { return add_low_rank(algebra, args, t); });
+                  [&] { return algebra.modulate_softplus(t.u, args.phi_b, t.a, t.lam, t.m); });
 }
 
 template <class Data>
@@ -64,11 +63,19 @@ mamba_block_args<Data> block_of(const malora_args<Data>& args, const modulation_
           .final_scan_state = args.final_scan_state};
 }
 
-/// The forward; `t` keeps the intermediate results.
+/// The forward up to m; `t` keeps the intermediate results.
+template <class Exec, class Products, class Data>
+status modulate_malora(const Exec& exec, const Products& algebra, const malora_args<Data>& args,
+                       const modulation_tensors<Data>& t) {
+  return modulate_by_block(algebra, args, t,
+                           [&] { return run_mamba_block(exec, algebra, block_of(args, t), t.block); });
+}
+
 template <class Exec, class Products, class Data>
 status run_malora(const Exec& exec, const Products& algebra, const malora_args<Data>& args,
                   const modulation_tensors<Data>& t) {
-  return compose_malora(algebra, args, t, [&] { return run_mamba_block(exec, algebra, block_of(args, t), t.block); });
+  return in_order([&] { return modulate_malora(exec, algebra, args, t); },
+                  [&] { return add_low_rank(algebra, args, t); });
 }
 
 /// The step; `t` is scratch memory. Padding rows of h and lam are left to the caller.
@@ -84,19 +91,28 @@ status run_malora_step(const Exec& exec, const Products& algebra, const malora_s
                                           .y = t.o,
                                           .intermediate_conv_states = args.intermediate_conv_states,
                                           .intermediate_scan_states = args.intermediate_scan_states};
-  return compose_malora(algebra, args, t, [&] { return run_mamba_block_step(exec, algebra, block, t.block); });
+  return in_order(
+      [&] {
+        return modulate_by_block(algebra, args, t, [&] { return run_mamba_block_step(exec, algebra, block, t.block); });
+      },
+      [&] { return add_low_rank(algebra, args, t); });
+}
+
+/// The forward up to m; `t` keeps the intermediate results.
+template <class Products, class Data>
+status modulate_toplora(const Products& algebra, const toplora_args<Data>& args, const modulation_tensors<Data>& t) {
+  return in_order([&] { return algebra.product(args.P, args.x, t.p, false); },
+                  [&] { return algebra.product(args.A, args.x, t.a, false); },
+                  [&] { return algebra.modulate_rms(t.p, args.rms_w, args.rms_eps, t.a, t.lam, t.m); });
 }
 
 template <class Products, class Data>
 status run_toplora(const Products& algebra, const toplora_args<Data>& args, const modulation_tensors<Data>& t) {
-  return in_order([&] { return algebra.product(args.P, args.x, t.p, false); },
-                  [&] { return algebra.product(args.A, args.x, t.a, false); },
-                  [&] { return algebra.modulate_rms(t.p, args.rms_w, args.rms_eps, t.a, t.lam, t.m); },
-                  [&] { return add_low_rank(algebra, args, t); });
+  return in_order([&] { return modulate_toplora(algebra, args, t); }, [&] { return add_low_rank(algebra, args, t); });
 }
 
 /// The backward of an adapter, from the results `t` that the forward has kept; `d` takes the gradients of those, and
-/// d_h must be there. `modulation` takes d.m and d.lam to d.a and d.p.
+/// d_h must be there. `modulation` takes d.m and d_lam to d.a and d.p.
 template <class Products, class Args, class Grads, class Data, class Modulation>
 status compose_backward(const Products& algebra, const Args& args, const Grads& grads,
                         const modulation_tensors<Data>& t, const modulation_tensors<Data>& d,
@@ -128,7 +144,9 @@ status run_malora_backward(const Exec& exec, const Products& algebra, const malo
                                          .d_initial_scan_state = grads.d_initial_scan_state};
   return compose_backward(algebra, args, grads, t, d, [&] {
     return in_order(
-        [&] { return algebra.modulate_softplus_adjoint(t.u, args.phi_b, t.a, d.m, d.lam, d.u, d.a, grads.d_phi_b); },
+        [&] {
+          return algebra.modulate_softplus_adjoint(t.u, args.phi_b, t.a, d.m, grads.d_lam, d.u, d.a, grads.d_phi_b);
+        },
         [&] { return grads.d_phi_w ? algebra.outer(d.u, t.o, grads.d_phi_w) : status{}; },
         [&] { return algebra.transposed(args.phi_w, d.u, d.o, false); },
         [&] { return run_mamba_block_backward(exec, algebra, block_of(args, t), t.block, d.block, of_block); });
@@ -139,7 +157,7 @@ template <class Products, class Data>
 status run_toplora_backward(const Products& algebra, const toplora_args<Data>& args, const modulation_tensors<Data>& t,
                             const modulation_tensors<Data>& d, const toplora_grads<Data>& grads) {
   return compose_backward(algebra, args, grads, t, d, [&] {
-    return algebra.modulate_rms_adjoint(t.p, args.rms_w, args.rms_eps, t.a, d.m, d.lam, d.p, d.a, grads.d_rms_w);
+    return algebra.modulate_rms_adjoint(t.p, args.rms_w, args.rms_eps, t.a, d.m, grads.d_lam, d.p, d.a, grads.d_rms_w);
   });
 }
 

@@ -87,11 +87,6 @@ class owned_modulation_tensors {
   static owned_modulation_tensors of_toplora(const Args& args) {
     return owned_modulation_tensors(args, args.A.extent(0));
   }
-  /// With the upstream gradient of lam, which may be absent, for lam.
-  template <class T>
-  void take_upstream(const tensor_view<T, 3>& d_lam) {
-    lam_ = owned_tensor<Scalar, 3>::copy_of(d_lam);
-  }
   [[nodiscard]] adapters::modulation_tensors<Scalar> views() {
     return {p_.view(),
             o_.view(),
@@ -126,6 +121,7 @@ class owned_low_rank_grads {
   owned_low_rank_grads(const Args& args, const Grads& grads)
       : d_h_(grads.d_h ? owned_tensor<Scalar, 3>::copy_of(grads.d_h)
                        : owned_tensor<Scalar, 3>({args.x.extent(0), args.x.extent(1), args.B.extent(0)})),
+        d_lam_(owned_tensor<Scalar, 3>::copy_of(grads.d_lam)),
         d_x_(owned_tensor<Scalar, 3>::shaped_as(grads.d_x)),
         d_W0_(owned_tensor<Scalar, 2>::shaped_as(grads.d_W0)),
         d_A_(owned_tensor<Scalar, 2>::shaped_as(grads.d_A)),
@@ -134,6 +130,7 @@ class owned_low_rank_grads {
   template <class Grads>
   void show_in(Grads& grads) {
     grads.d_h = d_h_.view();
+    grads.d_lam = d_lam_.view();
     grads.d_x = d_x_.view();
     grads.d_W0 = d_W0_.view();
     grads.d_A = d_A_.view();
@@ -150,7 +147,7 @@ class owned_low_rank_grads {
   }
 
  private:
-  owned_tensor<Scalar, 3> d_h_, d_x_;
+  owned_tensor<Scalar, 3> d_h_, d_lam_, d_x_;
   owned_tensor<Scalar, 2> d_W0_, d_A_, d_B_, d_P_;
 };
 

@@ -66,7 +66,7 @@ status try_malora_backward(const on_reference& exec, const malora_args<Data>& ar
   using Scalar = compute_t<Data>;
   if (status s = check(exec, args, grads); !s.ok()) return s;
 
-  // The forward, whose outputs nobody reads.
+  // The forward but for h.
   const ref::modulated_products<Scalar> products;
   ref::owned_low_rank<Scalar> low_rank(args);
   ref::owned_malora_modulator<Scalar> modulator(args);
@@ -77,7 +77,7 @@ status try_malora_backward(const on_reference& exec, const malora_args<Data>& ar
   low_rank.show_in(in_scalar);
   modulator.show_in(in_scalar);
   states.show_in(in_scalar);
-  status s = detail::adapters::run_malora(exec, products, in_scalar, results.views());
+  status s = detail::adapters::modulate_malora(exec, products, in_scalar, results.views());
   if (!s.ok()) return s;
 
   ref::owned_low_rank_grads<Scalar> d_low_rank(args, grads);
@@ -86,7 +86,6 @@ status try_malora_backward(const on_reference& exec, const malora_args<Data>& ar
   auto d_phi_w = ref::owned_tensor<Scalar, 2>::shaped_as(grads.d_phi_w);
   auto d_phi_b = ref::owned_tensor<Scalar, 1>::shaped_as(grads.d_phi_b);
   auto d_results = ref::owned_modulation_tensors<Scalar>::of_malora(args);
-  d_results.take_upstream(grads.d_lam);
   malora_grads<Scalar> grads_in_scalar{
       .d_mamba = d_mamba.views(), .d_phi_w = d_phi_w.view(), .d_phi_b = d_phi_b.view()};
   d_low_rank.show_in(grads_in_scalar);
@@ -162,13 +161,12 @@ status try_toplora_backward(const on_reference& exec, const toplora_args<Data>& 
   in_scalar.rms_w = rms_w.view();
   in_scalar.rms_eps = args.rms_eps;
   low_rank.show_in(in_scalar);
-  status s = detail::adapters::run_toplora(products, in_scalar, results.views());
+  status s = detail::adapters::modulate_toplora(products, in_scalar, results.views());
   if (!s.ok()) return s;
 
   ref::owned_low_rank_grads<Scalar> d_low_rank(args, grads);
   auto d_rms_w = ref::owned_tensor<Scalar, 1>::shaped_as(grads.d_rms_w);
   auto d_results = ref::owned_modulation_tensors<Scalar>::of_toplora(args);
-  d_results.take_upstream(grads.d_lam);
   toplora_grads<Scalar> grads_in_scalar{.d_rms_w = d_rms_w.view()};
   d_low_rank.show_in(grads_in_scalar);
   s = detail::adapters::run_toplora_backward(products, in_scalar, results.views(), d_results.views(), grads_in_scalar);
