@@ -25,9 +25,9 @@ namespace polystate::inline POLYSTATE_ABI {
 inline namespace POLYSTATE_BUILD {
 
 /// CUDA with cuBLAS for the matrix products. The handle is of the current device and stays the caller's, who uses it
-/// for one call at a time; it is put on cuda.stream where it is on another, which takes a workspace of the handle's
-/// away: for graph capture put it there, and give it one, before. Its math mode is kept: float products are in float
-/// unless it allows TF32. Sums of 16-bit data are in float.
+/// for one call at a time; its pointer mode is the default, host. It is put on cuda.stream where it is on another,
+/// which takes a workspace of the handle's away: for graph capture put it there, and give it one, before. Its math mode
+/// is kept: float products are in float unless it allows TF32. Sums of 16-bit data are in float.
 struct on_cublas {
   cublasHandle_t handle = nullptr;
   on_cuda cuda = {};
