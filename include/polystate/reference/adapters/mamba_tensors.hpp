@@ -136,7 +136,8 @@ class owned_mamba_states {
         initial_scan_(owned_tensor<Scalar, 3>::copy_of(args.initial_scan_state)),
         final_conv_(owned_tensor<Scalar, 3>::shaped_as(args.final_conv_state)),
         final_scan_(owned_tensor<Scalar, 3>::shaped_as(args.final_scan_state)) {}
-  void show_in(mamba_block_args<Scalar>& args) {
+  template <class Args>
+  void show_in(Args& args) {
     args.initial_conv_state = initial_conv_.view();
     args.initial_scan_state = initial_scan_.view();
     args.final_conv_state = final_conv_.view();
@@ -162,7 +163,8 @@ class owned_mamba_state_grads {
         d_final_scan_(owned_tensor<Scalar, 3>::copy_of(grads.d_final_scan_state)),
         d_initial_conv_(owned_tensor<Scalar, 3>::shaped_as(grads.d_initial_conv_state)),
         d_initial_scan_(owned_tensor<Scalar, 3>::shaped_as(grads.d_initial_scan_state)) {}
-  void show_in(mamba_block_grads<Scalar>& grads) {
+  template <class Grads>
+  void show_in(Grads& grads) {
     grads.d_final_conv_state = d_final_conv_.view();
     grads.d_final_scan_state = d_final_scan_.view();
     grads.d_initial_conv_state = d_initial_conv_.view();
@@ -197,7 +199,8 @@ class owned_mamba_rows {
     }
   }
   [[nodiscard]] bool padding(std::int64_t row) const { return pool_.padding(row); }
-  void show_in(mamba_block_step_args<Scalar>& args) {
+  template <class Args>
+  void show_in(Args& args) {
     args.conv_state = conv_.view();
     args.scan_state = scan_.view();
     args.intermediate_conv_states = after_conv_.view();
