@@ -26,6 +26,9 @@ constexpr row rows[] = {
     {"gating_theory", "reference", pass::forward, &reference::gating_theory},
     {"log_linear", "reference", pass::forward, &reference::log_linear},
     {"log_linear", "reference", pass::backward, &reference::log_linear_backward},
+    {"malora", "reference", pass::forward, &reference::malora},
+    {"mara", "reference", pass::forward, &reference::mara},
+    {"mara_chain", "reference", pass::forward, &reference::mara_chain},
     {"multi_state", "reference", pass::forward, &reference::multi_state},
     {"multi_state", "reference", pass::backward, &reference::multi_state_backward},
     {"multi_state_read", "reference", pass::forward, &reference::multi_state_read},
@@ -40,6 +43,7 @@ constexpr row rows[] = {
     {"selective_scan", "reference", pass::backward, &reference::selective_scan_backward},
     {"ssd", "reference", pass::forward, &reference::ssd},
     {"ssd", "reference", pass::backward, &reference::ssd_backward},
+    {"toplora", "reference", pass::forward, &reference::toplora},
 #if defined(REPLAY_CUDA)
     {"causal_conv1d", "cuda", pass::forward, &cuda::causal_conv1d},
     {"causal_conv1d", "cuda", pass::backward, &cuda::causal_conv1d_backward},

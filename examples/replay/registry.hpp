@@ -23,6 +23,9 @@ runner gating_flow;
 runner gating_theory;
 runner log_linear;
 runner log_linear_backward;
+runner malora;
+runner mara;
+runner mara_chain;
 runner multi_state;
 runner multi_state_backward;
 runner multi_state_read;
@@ -37,6 +40,7 @@ runner selective_scan;
 runner selective_scan_backward;
 runner ssd;
 runner ssd_backward;
+runner toplora;
 }  // namespace reference
 
 // Defined in cuda/<operator>.cu.

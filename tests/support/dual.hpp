@@ -56,7 +56,12 @@ struct dual {
     const double e = std::exp(x.value);
     return {e, e * x.derivative};
   }
+  friend dual log(const dual& x) { return {std::log(x.value), x.derivative / x.value}; }
   friend dual log1p(const dual& x) { return {std::log1p(x.value), x.derivative / (1 + x.value)}; }
+  friend dual tanh(const dual& x) {
+    const double t = std::tanh(x.value);
+    return {t, (1 - t * t) * x.derivative};
+  }
   friend dual sqrt(const dual& x) {
     const double r = std::sqrt(x.value);
     return {r, x.derivative / (2 * r)};
