@@ -85,7 +85,7 @@ def read(v, top_k=0):
         B, H, _ = lam.shape
         sequence = torch.arange(B, device=q.device)[:, None, None]
         states = v["S"][sequence, entries, torch.arange(H, device=q.device)[None, :, None]]  # (B, H, k, dv, dk)
+        each = (states @ q[:, :, None, :, None])[..., 0]
     else:
-        states = v["S"].transpose(1, 2)
-    each = (states @ q[:, :, None, :, None])[..., 0]
+        each = (v["S"] @ q[:, None, ..., None])[..., 0].transpose(1, 2)
     return ((lam[..., None] * each).sum(2) * q.shape[-1] ** -0.5).to(q.dtype)[:, None]

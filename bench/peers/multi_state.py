@@ -36,7 +36,8 @@ def scale(v):
 
 
 def merlin(gamma, tau_mu, tau_sigma, r_mu, second):
-    """Weights from scores whose last index is the segment, -inf for those that are not visible."""
+    """Weights from scores r_mu, -inf where a segment is not visible, and q'^T Sigma q'; their last index is the
+    segment."""
     return gamma * (tau_mu * r_mu).softmax(-1) + (1 - gamma) * (tau_sigma * (second - r_mu.square())).softmax(-1)
 
 
@@ -64,9 +65,8 @@ def reference(operands, m):
         inside = (q.unflatten(0, (L, m)) @ k.mT).tril()  # (L, m, m)
         r_mu[torch.arange(T), segment] = inside.sum(-1).flatten() / m
         second[torch.arange(T), segment] = inside.square().sum(-1).flatten() / m
-        r_mu[unseen], second[unseen] = 0, float("-inf")
-        lam = v["gamma"][:, h, None] * (v["tau_mu"][h] * r_mu.masked_fill(unseen, float("-inf"))).softmax(-1)
-        lam = lam + (1 - v["gamma"][:, h, None]) * (v["tau_sigma"][h] * (second - r_mu.square())).softmax(-1)
+        r_mu[unseen] = float("-inf")
+        lam = merlin(v["gamma"][:, h, None], v["tau_mu"][h], v["tau_sigma"][h], r_mu, second)
         o[:, h] = lam[torch.arange(T), segment, None] * local[:, h]
         for s in range(L - 1):
             later = slice((s + 1) * m, None)
@@ -97,9 +97,8 @@ def read_reference(v, top_k=0, open_entry=None):
         q, router_q = v["q"][b, 0].double(), v["router_q"][b, 0].double()
         r_mu = torch.einsum("lhd,hd->hl", mu, router_q)
         second = torch.einsum("hd,lhde,he->hl", router_q, Sigma, router_q)
-        gamma = v["gamma"][b, 0, :, None].double()
-        lam = gamma * (v["tau_mu"][:, None].double() * r_mu).softmax(-1)
-        lam = lam + (1 - gamma) * (v["tau_sigma"][:, None].double() * (second - r_mu.square())).softmax(-1)
+        lam = merlin(v["gamma"][b, 0, :, None].double(), v["tau_mu"][:, None].double(),
+                     v["tau_sigma"][:, None].double(), r_mu, second)
         if top_k:
             least = lam.topk(top_k).values[:, -1:]
             lam = lam * (lam >= least)

@@ -54,13 +54,13 @@ class PythonPackage(Peer):
 
     def __init__(self, name, version, **parts):
         super().__init__(name, version)
-        try:
-            for attribute, part in parts.items():
-                module, _, member = part.partition(":")
+        for attribute, part in parts.items():
+            module, _, member = part.partition(":")
+            try:
                 found = importlib.import_module(module)
                 setattr(self, attribute, getattr(found, member) if member else found)
-        except Exception as e:  # whatever it is, it must cost this peer's rows only
-            self.refuse(f"{type(e).__name__}: {e}")
+            except Exception as e:  # whatever it is, it must cost this peer's rows only
+                self.refuse(f"{part}: {type(e).__name__}: {e}")
 
 
 def find(folder):
