@@ -180,8 +180,8 @@ def cases(library, peers, quick):
             if fla.works:
                 call = getattr(merlin_torch.Layer(fla.chunk_gated_delta_rule, sizes["m"]), read_out)
                 peer = Contender("torch + fla-core", "channel_last", sets, lambda v, fresh, call=call: {"o": call(v)},
-                                 note="chunk_gated_delta_rule on segments as batch entries, the rest with torch; read-out "
-                                      + variant)
+                                 note="chunk_gated_delta_rule on segments as batch entries, the rest with torch; "
+                                      "read-out " + variant)
             yield Case("forward", "channel_last", {"B": 1, **sizes}, {"data": "bf16", "parameters": "f32"}, expected,
                        ours, peer, forward_bytes(**sizes), variant=f"peer {variant}", no_ours=reason,
                        no_peer=fla.why_not)

@@ -3,6 +3,7 @@
 import ctypes
 import importlib
 import json
+import os
 import pathlib
 import sys
 
@@ -69,6 +70,7 @@ def find(folder):
     versions = {}
     if folder and (folder / "versions.json").exists():
         versions = json.loads((folder / "versions.json").read_text())
+    os.environ["FLA_CACHE_RESULTS"] = "0"  # FLA tunes anew, whatever was chosen before or while others used the GPU
     if folder:
         sys.path.insert(0, str((folder / "python").resolve()))
 

@@ -43,9 +43,9 @@ class LinearRecurrence(torch.autograd.Function):
 
 
 class MatrixRecurrence(torch.autograd.Function):
-    """S[t] = a[t] S[t-1] (I - beta[t] k[t] k[t]^T) + beta[t] v[t] k[t]^T, or without beta S[t] = a[t] S[t-1] + v[t] k[t]^T,
-    from S[-1] = 0, token by token. Of q, k (T, n, dk), v (T, n, dv), a, beta (T, n) it returns o[t] = S[t] q[t] and the
-    last S (n, dv, dk). The backward recomputes the states from one in `run` tokens."""
+    """S[t] = a[t] S[t-1] (I - beta[t] k[t] k[t]^T) + beta[t] v[t] k[t]^T, or without beta S[t] = a[t] S[t-1] +
+    v[t] k[t]^T, from S[-1] = 0, token by token. Of q, k (T, n, dk), v (T, n, dv), a, beta (T, n) it returns o[t] =
+    S[t] q[t] and the last S (n, dv, dk). The backward recomputes the states from one in `run` tokens."""
 
     run = 128
 

@@ -26,8 +26,9 @@ def arguments():
     p.add_argument("--out", type=pathlib.Path, help="folder for <operator>.json")
     p.add_argument("--only", default="", help="rows whose name contains this")
     p.add_argument("--repetitions", type=int, help="replays a time is the median of; default by their length")
-    p.add_argument("--compile", action="store_true", help="call each side once and measure nothing: fills the caches of "
-                   "peers that compile or tune at a first call; several processes may share the rows by --only")
+    p.add_argument("--compile", action="store_true",
+                   help="call each side once and measure nothing: fills the caches of peers that compile at a first "
+                        "call; several processes may share the rows by --only")
     p.add_argument("--quick", action="store_true", help="tiny shapes, to see that everything runs")
     return p.parse_args()
 
