@@ -100,9 +100,9 @@ class Contest:
             try:
                 if contender:
                     contender.call(contender.operands(0), measure.Fresh())
+                    torch.cuda.synchronize()
             except Exception:  # one row must not cost the others
                 traceback.print_exc()
-            torch.cuda.synchronize()
 
     def _result(self, contender, case):
         if contender not in self.results:
