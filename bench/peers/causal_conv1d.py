@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Causal conv1d with bias and silu: ours and causal-conv1d's."""
-import functools
-
 import torch
 
 from contest import Case, Contender
-from measure import DEVICE
-from polystate_c import CausalConv1d, CausalConv1dGrads, CausalConv1dStep
-from selective_scan import why_not
+from operands import Random, once
+from polystate_c import CausalConv1d, CausalConv1dGrads, CausalConv1dStep, why_not
 
 # B, T, D, W; targets of forward and of forward + backward in ms
 SHAPES = [((8, 2048, 4096, 4), 0.075, 0.20)]
@@ -19,14 +16,13 @@ STEP_TARGET = 1.3  # of the bytes floor
 
 def make(seed, channel_last, B, T, D, W):
     """x and d_y as (B, D, T), in either memory order."""
-    g = torch.Generator(device=DEVICE).manual_seed(seed)
+    r = Random(seed)
 
     def sequence():
-        t = torch.randn(B, D, T, generator=g, device=DEVICE).bfloat16()
+        t = r.normal(B, D, T).bfloat16()
         return t.transpose(1, 2).contiguous().transpose(1, 2) if channel_last else t
 
-    return {"x": sequence(), "d_y": sequence(), "weight": torch.randn(D, W, generator=g, device=DEVICE),
-            "bias": torch.randn(D, generator=g, device=DEVICE)}
+    return {"x": sequence(), "d_y": sequence(), "weight": r.normal(D, W), "bias": r.normal(D)}
 
 
 def convolve(padded, weight, bias):
@@ -47,14 +43,13 @@ def reference(operands):
 
 def make_step(seed, channel_last, B, D, W):
     """x (B, D, 1) and the last W - 1 tokens (B, D, W-1), in either memory order."""
-    g = torch.Generator(device=DEVICE).manual_seed(seed)
+    r = Random(seed)
 
     def sequence(T):
-        t = torch.randn(B, D, T, generator=g, device=DEVICE).bfloat16()
+        t = r.normal(B, D, T).bfloat16()
         return t.transpose(1, 2).contiguous().transpose(1, 2) if channel_last else t
 
-    return {"x": sequence(1), "state": sequence(W - 1), "weight": torch.randn(D, W, generator=g, device=DEVICE),
-            "bias": torch.randn(D, generator=g, device=DEVICE)}
+    return {"x": sequence(1), "state": sequence(W - 1), "weight": r.normal(D, W), "bias": r.normal(D)}
 
 
 def step_reference(operands):
@@ -124,8 +119,8 @@ def cases(library, peers, quick):
     for (B, T, D, W), *targets in QUICK_SHAPES if quick else SHAPES:
         for layout in ("channel_first", "channel_last"):
             last = layout == "channel_last"
-            sets = functools.lru_cache(maxsize=None)(functools.partial(make, channel_last=last, B=B, T=T, D=D, W=W))
-            expected = functools.lru_cache(maxsize=None)(lambda sets=sets: reference(sets(0)))
+            sets = once(make, channel_last=last, B=B, T=T, D=D, W=W)
+            expected = once(lambda sets=sets: reference(sets(0)))
             for kind, target in zip(("forward", "forward_backward"), targets):
                 function = {"forward": "causal_conv1d", "forward_backward": "causal_conv1d_backward"}[kind]
                 reason = why_not(library, function)
@@ -140,8 +135,8 @@ def cases(library, peers, quick):
     for B, D, W in QUICK_STEPS if quick else STEPS:
         for layout in ("channel_first", "channel_last"):
             last = layout == "channel_last"
-            sets = functools.lru_cache(maxsize=None)(functools.partial(make_step, channel_last=last, B=B, D=D, W=W))
-            expected = functools.lru_cache(maxsize=None)(lambda sets=sets: step_reference(sets(0)))
+            sets = once(make_step, channel_last=last, B=B, D=D, W=W)
+            expected = once(lambda sets=sets: step_reference(sets(0)))
             reason = why_not(library, "causal_conv1d_step")
             yield Case(
                 "step", layout, {"B": B, "T": 1, "D": D, "W": W}, {"data": "bf16", "parameters": "f32"}, expected,

@@ -26,7 +26,7 @@ class Contender:
 
 @dataclasses.dataclass
 class Case:
-    kind: str  # forward, forward_backward, step
+    kind: str  # forward, forward_backward, step, read
     layout: str
     shape: dict
     dtypes: dict
@@ -37,6 +37,10 @@ class Case:
     exponentials: int = 0
     target_ms: Optional[float] = None
     target_of_bytes_floor: Optional[float] = None
+    target_of_peer: Optional[float] = None  # times the peer's time
+    target_over_launch_ms: Optional[float] = None  # more than an empty launch
+    basis: Optional[str] = None  # the times that ratio, floor and target are about, if not as usual
+    variant: str = ""  # told apart from another row of the same shape
     no_ours: str = ""
     no_peer: str = ""
 
@@ -44,7 +48,18 @@ class Case:
     def name(self):
         shape = "/".join(f"{k}{v}" for k, v in self.shape.items())
         state = f"/{self.dtypes['state']} state" if "state" in self.dtypes else ""
-        return f"{self.kind}/{self.layout}/{shape}{state}"
+        variant = f"/{self.variant}" if self.variant else ""
+        return f"{self.kind}/{self.layout}/{shape}{state}{variant}"
+
+    def target(self, bytes_floor_ms, peer_ms, launch_ms):
+        """In milliseconds, by whichever rule is given; None without one or without what it needs."""
+        if self.target_of_bytes_floor:
+            return self.target_of_bytes_floor * bytes_floor_ms
+        if self.target_of_peer:
+            return self.target_of_peer * peer_ms if peer_ms else None
+        if self.target_over_launch_ms:
+            return self.target_over_launch_ms + launch_ms
+        return self.target_ms
 
 
 class Contest:
@@ -57,10 +72,12 @@ class Contest:
     def row(self, case):
         row = {"name": case.name, "pass": case.kind, "layout": case.layout, "shape": case.shape, "dtypes": case.dtypes,
                "bytes": case.bytes}
+        if case.variant:
+            row["variant"] = case.variant
         for side, contender, why_not in (("ours", case.ours, case.no_ours), ("peer", case.peer, case.no_peer)):
-            row[side] = self._result(contender, case.reference) if contender else {"missing": why_not}
-        basis = "back_to_back" if case.kind == "step" else "call"
-        row["basis"] = basis  # the times that ratio, floor and target are about
+            row[side] = self._result(contender, case) if contender else {"missing": why_not}
+        basis = case.basis or ("back_to_back" if case.kind == "step" else "call")
+        row["basis"] = basis
         times = [row[side].get(basis, {}).get("median_ms") for side in ("ours", "peer")]
         row["ratio"] = measure.four_digits(times[1] / times[0]) if all(times) else None
 
@@ -72,24 +89,32 @@ class Contest:
         seconds["launch"] = self.ceilings[launch] / 1e3
         row["floors_ms"] = {k: measure.four_digits(v * 1e3) for k, v in seconds.items()}
         row["floor_ms"] = max(row["floors_ms"].values())
-        target = case.target_ms
-        if case.target_of_bytes_floor:
-            target = case.target_of_bytes_floor * row["floors_ms"]["bytes"]
+        target = case.target(row["floors_ms"]["bytes"], times[1], self.ceilings[launch])
         row["target_ms"] = measure.four_digits(target)
         row["met"] = times[0] <= target if times[0] and target else None
         return row
 
-    def _result(self, contender, reference):
+    def call_once(self, case):
+        """Calls each side on its operands and looks at nothing: what is compiled at a first call then is."""
+        for contender in (case.ours, case.peer):
+            try:
+                if contender:
+                    contender.call(contender.operands(0), measure.Fresh())
+                    torch.cuda.synchronize()
+            except Exception:  # one row must not cost the others
+                traceback.print_exc()
+
+    def _result(self, contender, case):
         if contender not in self.results:
             try:
-                self.results[contender] = self._measure(contender, reference())
+                self.results[contender] = self._measure(contender, case.reference(), case.kind == "step")
             except Exception as e:  # one row must not cost the others
                 traceback.print_exc()
                 self.results[contender] = {"name": contender.name, "failed": f"{type(e).__name__}: {e}"[:400]}
             torch.cuda.empty_cache()
         return self.results[contender]
 
-    def _measure(self, contender, expected):
+    def _measure(self, contender, expected, is_step):
         def own(i):
             tensors = contender.operands(i)
             return dict(tensors, **{k: tensors[k].clone() for k in contender.in_place})
@@ -111,9 +136,10 @@ class Contest:
         result["peak_extra_bytes"] = measure.peak_extra_bytes(on(operands))
         call = measure.time_calls([on(operands)], self.repetitions)
         result["call"] = call.json()
-        if contender.in_place or call.median < SHORT_MS:
+        if is_step or call.median < SHORT_MS:
             size = sum(t.numel() * t.element_size() for t in operands.values())
-            sets = [operands] + [own(i) for i in range(1, max(8, min(128, measure.ROTATION_BYTES // size)))]
+            least = 8 if size < measure.ROTATION_BYTES else 2  # large sets leave nothing of each other in the L2 cache
+            sets = [operands] + [own(i) for i in range(1, max(least, min(128, measure.ROTATION_BYTES // size)))]
             result["back_to_back"] = measure.time_calls([on(s) for s in sets], self.repetitions).json()
             result["back_to_back"]["calls"] = len(sets)
         return result

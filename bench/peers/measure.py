@@ -20,7 +20,8 @@ METHOD = {
     "fairness": "outputs, checkpoints and workspaces of both sides are allocated inside the captured call, which costs "
                 "nothing at a replay. What a side must do besides its kernels is timed: the peer zero-fills the "
                 "gradients that it adds to by atomics, and rounds float32 gradients of B and C to the operands' type. "
-                "Autograd and Python overhead of either side is not timed",
+                "A peer's Python functions are called without gradients to record, forward and backward by "
+                "themselves, and tuned before. Autograd and Python overhead of either side is not timed",
     "errors": "relative L2 error of each output at the shape and layout that is timed, against the definition in "
               "float64 on the same rounded operands (torch, on the GPU); outputs, checkpoints, workspace start as NaN",
 }

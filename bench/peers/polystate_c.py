@@ -6,16 +6,17 @@ import torch
 
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 ACTIVATIONS = {None: 0, "silu": 1}
+SCALARS = {"int": ctypes.c_int, "int64": ctypes.c_int64, "double": ctypes.c_double, "activation": ctypes.c_int}
 
 
 class Tensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("extents", ctypes.c_int64 * 4), ("strides", ctypes.c_int64 * 4)]
+    _fields_ = [("data", ctypes.c_void_p), ("extents", ctypes.c_int64 * 5), ("strides", ctypes.c_int64 * 5)]
 
     @classmethod
     def view(cls, tensor):
         if tensor is None:
             return cls()
-        return cls(tensor.data_ptr(), (ctypes.c_int64 * 4)(*tensor.shape), (ctypes.c_int64 * 4)(*tensor.stride()))
+        return cls(tensor.data_ptr(), (ctypes.c_int64 * 5)(*tensor.shape), (ctypes.c_int64 * 5)(*tensor.stride()))
 
 
 class Exec(ctypes.Structure):
@@ -30,14 +31,14 @@ class Operands(ctypes.Structure):
     def __init__(self, **given):
         super().__init__()
         self.keep = given  # the tensors live as long as the struct that points to them
-        dtypes = {"param": torch.float32, "index": torch.int32}
+        dtypes = {"param": torch.float32, "index": torch.int32, "counters": torch.int64}
         for kind, witness in (("data", self.DATA), ("state", self.STATE)):
             if given.get(witness) is not None:
                 dtypes[kind] = given[witness].dtype
         for name, value in given.items():
             kind = self.KINDS[name]
-            if kind in ("int", "activation"):
-                setattr(self, name, ACTIVATIONS[value] if kind == "activation" else int(value))
+            if kind in SCALARS:
+                setattr(self, name, ACTIVATIONS[value] if kind == "activation" else value)
                 continue
             wanted = dtypes.setdefault(kind, torch.float32) if value is not None else None
             if value is not None and value.dtype != wanted:
@@ -49,7 +50,7 @@ class Operands(ctypes.Structure):
 
 
 def _operands(name, data, state, /, **kinds):
-    fields = {"dtype": ctypes.c_int, "int": ctypes.c_int, "activation": ctypes.c_int}
+    fields = {"dtype": ctypes.c_int, **SCALARS}
     return type(name, (Operands,), {"_fields_": [(n, fields.get(k, Tensor)) for n, k in kinds.items()], "KINDS": kinds,
                                     "DATA": data, "STATE": state})
 
@@ -74,6 +75,43 @@ CausalConv1dGrads = _operands(
 CausalConv1dStep = _operands(
     "CausalConv1dStep", "x", "state", data="dtype", x="data", weight="param", bias="param", read_indices="index",
     write_indices="index", state="data", y="data", intermediate_states="data", act="activation")
+
+
+GatedDeltaRule = _operands(
+    "GatedDeltaRule", "q", "initial_state", data="dtype", state="dtype", q="data", k="data", v="data", g="param",
+    beta="param", initial_state="state", cu_seqlens="index", o="data", final_state="state", scale="double",
+    qk_l2norm="int")
+GatedDeltaRuleGrads = _operands(
+    "GatedDeltaRuleGrads", "d_o", "d_final_state", d_o="data", d_final_state="state", d_q="data", d_k="data",
+    d_v="data", d_g="param", d_beta="param", d_initial_state="state")
+GatedDeltaRuleStep = _operands(
+    "GatedDeltaRuleStep", "q", "state", data="dtype", state_type="dtype", q="data", k="data", v="data", g="param",
+    beta="param", read_indices="index", write_indices="index", state="state", o="data", intermediate_states="state",
+    scale="double", qk_l2norm="int")
+Ssd = _operands(
+    "Ssd", "x", "initial_state", data="dtype", state="dtype", x="data", dt="data", A="param", B="data", C="data",
+    D="param", z="data", dt_bias="param", initial_state="state", cu_seqlens="index", y="data", final_state="state",
+    dt_softplus="int")
+SsdGrads = _operands(
+    "SsdGrads", "d_y", "d_final_state", d_y="data", d_final_state="state", d_x="data", d_dt="data", d_A="param",
+    d_B="data", d_C="data", d_D="param", d_z="data", d_dt_bias="param", d_initial_state="state")
+SsdStep = _operands(
+    "SsdStep", "x", "state", data="dtype", state_type="dtype", x="data", dt="data", A="param", B="data", C="data",
+    D="param", z="data", dt_bias="param", read_indices="index", write_indices="index", state="state", y="data",
+    intermediate_states="state", dt_softplus="int")
+
+# The router and the bank are structs of their own there, which lie in memory as these members do.
+_MERLIN = {"router_q": "data", "gamma": "param", "tau_mu": "param", "tau_sigma": "param"}
+_BANK = {"S": "state", "mu": "param", "Sigma": "param", "counters": "counters"}
+MultiState = _operands(
+    "MultiState", "q", None, data="dtype", q="data", k="data", v="data", g="param", beta="param", moments_k="data",
+    **_MERLIN, o="data", lam="param", m="int64", scale="double")
+MultiStateStep = _operands(
+    "MultiStateStep", "q", "S", data="dtype", state_type="dtype", q="data", k="data", v="data", g="param",
+    beta="param", moments_k="data", **_MERLIN, **_BANK, o="data", m="int64", scale="double")
+MultiStateRead = _operands(
+    "MultiStateRead", "q", "S", data="dtype", state_type="dtype", q="data", **_MERLIN, **_BANK, o="data",
+    top_k="int64", scale="double")
 
 
 class Error(RuntimeError):
@@ -110,3 +148,10 @@ class Library:
     def _check(self, function, *arguments):
         if getattr(self.lib, "polystate_" + function)(*(ctypes.byref(a) for a in arguments)) != 0:
             raise Error(self.lib.polystate_last_error().decode())
+
+
+def why_not(library, function):
+    """Why a function cannot be called; empty if it can."""
+    if library is None:
+        return "no library given or found"
+    return "" if library.has(function) else f"the library has no {function}"

@@ -14,7 +14,7 @@ import peer_libraries
 import polystate_c
 import report
 
-OPERATORS = ("selective_scan", "causal_conv1d")
+OPERATORS = ("selective_scan", "causal_conv1d", "gated_delta_rule", "ssd", "multi_state")
 WRONG = 1e-2  # relative L2; rounding a result to bf16 alone costs 1.7e-3
 
 
@@ -26,6 +26,9 @@ def arguments():
     p.add_argument("--out", type=pathlib.Path, help="folder for <operator>.json")
     p.add_argument("--only", default="", help="rows whose name contains this")
     p.add_argument("--repetitions", type=int, help="replays a time is the median of; default by their length")
+    p.add_argument("--compile", action="store_true",
+                   help="call each side once and measure nothing: fills the caches of peers that compile at a first "
+                        "call; several processes may share the rows by --only")
     p.add_argument("--quick", action="store_true", help="tiny shapes, to see that everything runs")
     return p.parse_args()
 
@@ -42,10 +45,10 @@ def main():
     measure.require_device()
     ours = library(args.library)
     peers = peer_libraries.find(args.peers)
-    for reason in {r for peer in peers.values() for r in (peer.why_not, peer.why_no_steps) if r}:
+    for reason in sorted({peer.why_not for peer in peers.values() if not peer.works}):
         print(reason, file=sys.stderr)
     device = measure.describe()
-    ceilings = measure.ceilings(args.quick)
+    ceilings = {} if args.compile else measure.ceilings(args.quick)
     print(json.dumps({**device, **ceilings}), flush=True)
 
     failed = False
@@ -59,11 +62,17 @@ def main():
                 shape = case.shape
             if args.only not in case.name:
                 continue
+            if args.compile:
+                contestants.call_once(case)
+                print(f"called {case.name}", flush=True)
+                continue
             rows.append(contestants.row(case))
             print(report.line(rows[-1]), flush=True)
             result = rows[-1]["ours"]
             failed |= "failed" in result or (report.worst_error(result) or 0) > WRONG
-        measured = {row["peer"].get("name") for row in rows}
+        if args.compile:
+            continue
+        measured = {name for row in rows for name in row["peer"].get("name", "").split(" + ")}
         if args.out:
             args.out.mkdir(parents=True, exist_ok=True)
             file = args.out / f"{operator}.json"

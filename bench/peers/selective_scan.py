@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Selective scan (Mamba-1) with D, gate, delta_bias and softplus: ours and mamba-ssm's."""
-import functools
-
 import torch
 
 from contest import Case, Contender
 from measure import DEVICE
-from polystate_c import SelectiveScan, SelectiveScanGrads, SelectiveScanStep
-from recurrence import LinearRecurrence
+from operands import Random, once
+from polystate_c import SelectiveScan, SelectiveScanGrads, SelectiveScanStep, why_not
+from recurrence import LinearRecurrence, softplus
 
 # B, T, D, N; targets of forward and of forward + backward in ms
 SHAPES = [((8, 2048, 4096, 16), 0.42, 2.0), ((1, 16384, 5120, 16), 0.72, 3.0), ((1, 131072, 4096, 16), 5.0, 20.0),
@@ -23,13 +22,10 @@ GRADIENTS = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")
 
 def make(seed, B, T, D, N):
     """Operands in the order (B, D, T), with B and C (B, 1, N, T)."""
-    g = torch.Generator(device=DEVICE).manual_seed(seed)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=g, device=DEVICE)
-
+    r = Random(seed)
+    normal = r.normal
     return {"u": normal(B, D, T).bfloat16(), "delta": normal(B, D, T).bfloat16() * 0.5,
-            "A": -torch.rand(D, N, generator=g, device=DEVICE) * N - 0.5, "B": normal(B, 1, N, T).bfloat16(),
+            "A": -r.uniform(D, N) * N - 0.5, "B": normal(B, 1, N, T).bfloat16(),
             "C": normal(B, 1, N, T).bfloat16(), "D": normal(D), "z": normal(B, D, T).bfloat16(),
             "delta_bias": normal(D) * 0.1 - 2, "d_y": normal(B, D, T).bfloat16()}
 
@@ -65,8 +61,7 @@ def reference(operands):
         leaves.update({n: operands[n][some].double().requires_grad_() for n in ("A", "D", "delta_bias")})
         leaves.update({n: operands[n][:, :, 0].double().transpose(0, 1).contiguous().requires_grad_() for n in "BC"})
         v = leaves
-        dt = v["delta"] + v["delta_bias"]
-        dt = torch.logaddexp(dt, torch.zeros_like(dt))
+        dt = softplus(v["delta"] + v["delta_bias"])
         h = LinearRecurrence.apply(torch.exp(dt[..., None] * v["A"]), (dt * v["u"])[..., None] * v["B"][:, :, None])
         y = (h * v["C"][:, :, None]).sum(-1) + v["D"] * v["u"]
         y = y * torch.nn.functional.silu(v["z"])
@@ -83,21 +78,17 @@ def reference(operands):
 
 
 def make_step(seed, B, D, N, state):
-    g = torch.Generator(device=DEVICE).manual_seed(seed)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=g, device=DEVICE)
-
+    r = Random(seed)
+    normal = r.normal
     return {"u": normal(B, D).bfloat16(), "delta": normal(B, D).bfloat16() * 0.5,
-            "A": -torch.rand(D, N, generator=g, device=DEVICE) * N - 0.5, "B": normal(B, 1, N).bfloat16(),
+            "A": -r.uniform(D, N) * N - 0.5, "B": normal(B, 1, N).bfloat16(),
             "C": normal(B, 1, N).bfloat16(), "D": normal(D), "z": normal(B, D).bfloat16(),
             "delta_bias": normal(D) * 0.1 - 2, "state": normal(B, D, N).to(state)}
 
 
 def step_reference(operands):
     v = {k: t.double() for k, t in operands.items()}
-    dt = v["delta"] + v["delta_bias"]
-    dt = torch.logaddexp(dt, torch.zeros_like(dt))
+    dt = softplus(v["delta"] + v["delta_bias"])
     state = torch.exp(dt[..., None] * v["A"]) * v["state"] + (dt * v["u"])[..., None] * v["B"]
     y = ((state * v["C"]).sum(-1) + v["D"] * v["u"]) * torch.nn.functional.silu(v["z"])
     return {"y": y[:, None], "state": state}
@@ -139,8 +130,8 @@ class Mamba:
 
     chunk = 2048  # tokens between two checkpoints of its states
 
-    def __init__(self, peer):
-        self.peer = peer
+    def __init__(self, peer, steps):
+        self.peer, self.steps = peer, steps
 
     def _forward(self, v, fresh):
         B, D, T = v["u"].shape
@@ -166,8 +157,8 @@ class Mamba:
         return {"y": out_z.transpose(1, 2), **{"d_" + k: t for k, t in result.items()}}
 
     def step(self, v, fresh):
-        y = self.peer.selective_state_update(v["state"], v["u"], v["delta"], v["A"], v["B"][:, 0], v["C"][:, 0],
-                                             D=v["D"], z=v["z"], dt_bias=v["delta_bias"], dt_softplus=True)
+        y = self.steps.selective_state_update(v["state"], v["u"], v["delta"], v["A"], v["B"][:, 0], v["C"][:, 0],
+                                              D=v["D"], z=v["z"], dt_bias=v["delta_bias"], dt_softplus=True)
         return {"y": y[:, None], "state": v["state"]}
 
     @staticmethod
@@ -186,16 +177,16 @@ def work(kind, B, T, D, N):
 
 
 def cases(library, peers, quick):
-    ours, mamba = library and Ours(library), peers["mamba-ssm"]
+    ours, mamba, steps = library and Ours(library), peers["mamba-ssm"], peers["mamba-ssm step"]
     for (B, T, D, N), *targets in QUICK_SHAPES if quick else SHAPES:
-        sets = functools.lru_cache(maxsize=None)(functools.partial(make, B=B, T=T, D=D, N=N))
-        last = functools.lru_cache(maxsize=None)(lambda i, sets=sets: channel_last(sets(i)))
+        sets = once(make, B=B, T=T, D=D, N=N)
+        last = once(lambda i, sets=sets: channel_last(sets(i)))
         orders = {"channel_first": lambda i, sets=sets: logical(sets(i)), "channel_last": last}
-        expected = functools.lru_cache(maxsize=None)(lambda sets=sets: reference(logical(sets(0))))
+        expected = once(lambda sets=sets: reference(logical(sets(0))))
         for kind, target in zip(("forward", "forward_backward"), targets):
             function = {"forward": "selective_scan", "forward_backward": "selective_scan_backward"}[kind]
             size, exponentials = work(kind, B, T, D, N)
-            peer = Contender("mamba-ssm", "channel_first", sets, getattr(Mamba(mamba), kind),
+            peer = Contender("mamba-ssm", "channel_first", sets, getattr(Mamba(mamba, steps), kind),
                              note="selective_scan_cuda; it takes (B, D, T) only, so both rows of a shape hold its time "
                                   "in that layout") if mamba.works else None
             for layout, operands in orders.items():
@@ -205,20 +196,15 @@ def cases(library, peers, quick):
                     None if reason else Contender("polystate", layout, operands, getattr(ours, kind)), peer, size,
                     exponentials, target_ms=target, no_ours=reason, no_peer=mamba.why_not)
     for B, D, N, state in QUICK_STEPS if quick else STEPS:
-        sets = functools.lru_cache(maxsize=None)(functools.partial(make_step, B=B, D=D, N=N, state=state))
-        expected = functools.lru_cache(maxsize=None)(lambda sets=sets: step_reference(sets(0)))
+        sets = once(make_step, B=B, D=D, N=N, state=state)
+        expected = once(lambda sets=sets: step_reference(sets(0)))
         size = 2 * B * D * N * state.itemsize + 4 * 2 * B * D + 2 * 2 * B * N + 4 * (D * N + 2 * D)
         reason = why_not(library, "selective_scan_step")
         yield Case(
             "step", "channel_last", {"B": B, "T": 1, "D": D, "N": N},
             {"data": "bf16", "parameters": "f32", "state": "f32" if state == torch.float32 else "bf16"}, expected,
             None if reason else Contender("polystate", "channel_last", sets, ours.step, ("state",)),
-            Contender("mamba-ssm", "channel_last", sets, Mamba(mamba).step, ("state",),
-                      note="selective_state_update, its Triton kernel") if mamba.steps else None,
-            size, target_of_bytes_floor=STEP_TARGET, no_ours=reason, no_peer=mamba.why_no_steps)
+            Contender("mamba-ssm", "channel_last", sets, Mamba(mamba, steps).step, ("state",),
+                      note="selective_state_update, its Triton kernel") if steps.works else None,
+            size, target_of_bytes_floor=STEP_TARGET, no_ours=reason, no_peer=steps.why_not)
 
-
-def why_not(library, function):
-    if library is None:
-        return "no library given or found"
-    return "" if library.has(function) else f"the library has no {function}"

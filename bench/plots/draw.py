@@ -18,7 +18,8 @@ OURS, PEER, FLOOR, TARGET = "#0072b2", "#d55e00", "#444444", "#009e73"  # told a
 def label(row):
     shape = " ".join(f"{k}{v}" for k, v in row["shape"].items())
     state = f", {row['dtypes']['state']} state" if "state" in row["dtypes"] else ""
-    return f"{row['pass'].replace('_', ' + ')}, {row['layout'].replace('_', '-')}\n{shape}{state}"
+    variant = f", {row['variant']}" if "variant" in row else ""
+    return f"{row['pass'].replace('_', ' + ')}, {row['layout'].replace('_', '-')}{variant}\n{shape}{state}"
 
 
 def median(row, side):
@@ -30,14 +31,11 @@ def draw(result, file):
     figure, axes = pyplot.subplots(figsize=(9, 1.6 + 0.52 * len(rows)), layout="constrained")
     for i, row in enumerate(rows):
         ours, peer = median(row, "ours"), median(row, "peer")
-        first = i == 0
         if ours and peer:
             axes.plot([ours, peer], [i, i], color="#bbbbbb", linewidth=3, zorder=1)
-        axes.plot(row["floor_ms"], i, "|", color=FLOOR, markersize=16, markeredgewidth=2, zorder=2,
-                  label="floor" if first else None)
+        axes.plot(row["floor_ms"], i, "|", color=FLOOR, markersize=16, markeredgewidth=2, zorder=2)
         if row["target_ms"]:
-            axes.plot(row["target_ms"], i, "v", color=TARGET, markersize=8, fillstyle="none", zorder=5,
-                      label="target" if first else None)
+            axes.plot(row["target_ms"], i, "v", color=TARGET, markersize=8, fillstyle="none", zorder=5)
         if peer:
             axes.plot(peer, i, "s", color=PEER, markersize=8, zorder=3)
         if ours:
@@ -46,7 +44,11 @@ def draw(result, file):
         text += f", {row['ratio']:.2g} times as fast" if row["ratio"] else ""
         axes.annotate(text, (1.01, i), xycoords=("axes fraction", "data"), va="center", fontsize=9,
                       annotation_clip=False)
-    peers = ", ".join(f"{name} {version or ''}".strip() for name, version in result["peers"].items())
+    names = dict.fromkeys(name for r in rows for name in r["peer"].get("name", "").split(" + ") if name)
+    peers = ", ".join(f"{name} {result['peers'].get(name) or ''}".strip() for name in names)
+    axes.plot([], [], "|", color=FLOOR, markersize=16, markeredgewidth=2, label="floor")
+    if any(row["target_ms"] for row in rows):
+        axes.plot([], [], "v", color=TARGET, markersize=8, fillstyle="none", label="target")
     axes.plot([], [], "o", color=OURS, markersize=9, label="polystate")
     axes.plot([], [], "s", color=PEER, markersize=8, label=peers or "no peer measured")
     axes.set_yticks(range(len(rows)), [label(r) for r in rows], fontsize=9)

@@ -11,6 +11,7 @@
 
 #include "polystate_c.h"
 
+#include <polystate/core/dispatch.hpp>
 #include <polystate/core/element.hpp>
 #include <polystate/core/error.hpp>
 #include <polystate/core/exec.hpp>
@@ -52,7 +53,7 @@ class operand {
 
   template <class T, int Rank>
   operator tensor_view<T, Rank>() const {  // NOLINT(google-explicit-constructor)
-    static_assert(Rank <= 4);
+    static_assert(Rank <= 5);
     std::int64_t extents[Rank];
     std::int64_t strides[Rank];
     for (int i = 0; i < Rank; ++i) {
@@ -84,6 +85,18 @@ status visit_dtype(const char* op, const char* argument, polystate_dtype dtype, 
   status s{error_code::unsupported, op, argument,
            "dtype " + std::to_string(static_cast<int>(dtype)) + ", this library was built without it"};
   static_cast<void>(((dtype == dtype_of<T> && (s = f(of<T>{}), true)) || ...));
+  return s;
+}
+
+/// f(of<Dims>{}) for the one dims<dk, dv> of the list that the operands have; each costs a build of the operator.
+template <class... Dims, class F>
+status visit_dims(const char* op, const polystate_tensor& q, const polystate_tensor& v, F&& f) {
+  const auto text = [](std::int64_t dk, std::int64_t dv) { return std::to_string(dk) + ", " + std::to_string(dv); };
+  const std::int64_t dk = q.extents[3];
+  const std::int64_t dv = v.extents[3];
+  status s{error_code::unsupported, op, "q", "dk, dv = " + text(dk, dv) + ", this library was built for"};
+  ((s.detail += " " + text(Dims::values[0], Dims::values[1]) + ";"), ...);
+  static_cast<void>(((dk == Dims::values[0] && dv == Dims::values[1] && (s = f(of<Dims>{}), true)) || ...));
   return s;
 }
 
