@@ -74,14 +74,17 @@ fi
 step require_packages "${packages[@]}" || finish
 
 PATH=$PATH:/usr/local/cuda/bin
-cuda=OFF gpu=0
+cuda=OFF gpu=0 slow=OFF
 nvcc --version >/dev/null 2>&1 && cuda=ON
 { nvidia-smi -L || [[ -e /dev/nvidia0 ]]; } >/dev/null 2>&1 && gpu=1
+
+# Minutes of compiling that only a run on a GPU needs.
+[[ $all -eq 1 || $gpu -eq 1 ]] && slow=$cuda
 
 drop_moved_build "$root" "$build"
 say "building in $build (CUDA $cuda)"
 step quietly "$root/build/results/configure.log" cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
-  -DPOLYSTATE_CUDA=$cuda -DPOLYSTATE_BUILD_TESTS=ON -DPOLYSTATE_BUILD_EXAMPLES=ON \
+  -DPOLYSTATE_CUDA=$cuda -DPOLYSTATE_CUDA_SLOW_UNITS=$slow -DPOLYSTATE_BUILD_TESTS=ON -DPOLYSTATE_BUILD_EXAMPLES=ON \
   -DPOLYSTATE_BUILD_BENCHMARKS=ON || finish
 step quietly "$root/build/results/build.log" cmake --build "$build" || finish
 

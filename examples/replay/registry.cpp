@@ -50,7 +50,7 @@ constexpr row rows[] = {
     {"selective_scan", "cuda", pass::forward, &cuda::selective_scan},
     {"selective_scan", "cuda", pass::backward, &cuda::selective_scan_backward},
 #endif
-#if defined(REPLAY_UNVERIFIED_CUDA)
+#if defined(REPLAY_CUDA_SLOW_UNITS)
     {"gated_delta_rule", "cuda", pass::forward, &cuda::gated_delta_rule},
     {"gated_delta_rule", "cuda", pass::backward, &cuda::gated_delta_rule_backward},
     {"log_linear", "cuda", pass::forward, &cuda::log_linear},

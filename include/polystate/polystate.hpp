@@ -4,7 +4,11 @@
 /// @file
 /// Every contract; no Eigen, no CUDA. Add the backend headers of the operators that you call.
 
+#include <polystate/adapters/mamba_block.hpp>
+#include <polystate/adapters/segment_retrieval.hpp>
+#include <polystate/adapters/token_modulation.hpp>
 #include <polystate/causal_conv1d.hpp>
+#include <polystate/gate.hpp>
 #include <polystate/gated_delta_rule.hpp>
 #include <polystate/memory_plan.hpp>
 #include <polystate/multi_state.hpp>
