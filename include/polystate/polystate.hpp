@@ -12,6 +12,7 @@
 #include <polystate/gated_delta_rule.hpp>
 #include <polystate/memory_plan.hpp>
 #include <polystate/multi_state.hpp>
+#include <polystate/parameter_plan.hpp>
 #include <polystate/recurrence.hpp>
 #include <polystate/routing.hpp>
 #include <polystate/segment_moments.hpp>
