@@ -8,9 +8,9 @@
 
 A program is verified while the files that it is compiled from are those of its recorded run, every test of that
 run passed or was skipped with at least one passed, and no sanitizer reported an error. With --build the files are
-those of the compiler's dependency files, which also finds programs that the record does not know; without, those
-that the record lists, which is as good for the programs that it knows: to include another file, one of them must
-change.
+those of the compiler's dependency files, which also finds programs that the record does not know; without, and for
+programs that the build leaves out, those that the record lists, which is as good for the programs that it knows: to
+include another file, one of them must change.
 """
 
 import argparse
@@ -209,10 +209,12 @@ def verdict(entry, current_hash):
 
 def command_verify(options):
     recorded = read_record(options.record)["programs"]
+    current = {name: programs.hash_of(entry["files"]) for name, entry in recorded.items()}
     if options.build:
-        current = {name: p["hash"] for name, p in programs.listed(options.build)["programs"].items()}
-    else:
-        current = {name: programs.hash_of(entry["files"]) for name, entry in recorded.items()}
+        for name, p in programs.listed(options.build)["programs"].items():
+            # A build with fewer units of a program than the recorded one knows of the others by the record.
+            if name not in recorded or not set(p["files"]) <= set(recorded[name]["files"]):
+                current[name] = p["hash"]
     for name, current_hash in sorted(current.items()):
         print(f"   {name}: {verdict(recorded.get(name), current_hash)}")
     print(f"CUDA programs: {len(current)}")
