@@ -47,12 +47,6 @@ if(POLYSTATE_CUDA)
   set(POLYSTATE_CUDA_ARCHITECTURES "90a-real" CACHE STRING "Architectures of our own CUDA programs")
 endif()
 
-# Of .cu units whose host code runs once: half of their compile time is the host compiler's, over launchers of hundreds
-# of kernels. What the GPU runs stays as it is.
-function(polystate_compile_host_quickly target)
-  target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>>:-Xcompiler=-O1>)
-endfunction()
-
 # A .cu program. Host helpers that need Eigen (the reference) go into .cpp files of HOST_SOURCES: a .cu never sees Eigen.
 function(polystate_add_cuda_program name)
   cmake_parse_arguments(arg "" "" "SOURCES;HOST_SOURCES;LIBRARIES" ${ARGN})
