@@ -77,7 +77,7 @@ inline std::vector<retriever> make_retrievers(const training_options& chosen) {
   std::vector<retriever> all(retriever_names().size(), mara);
   for (std::size_t i = 0; i < all.size(); ++i) all[i].name = retriever_names()[i];
   all[1].attention = all[3].attention = false;
-  for (const std::size_t i : {2, 3}) match_parameters(all[i], mara.parameters(), per_segment);
+  for (const std::size_t i : {std::size_t{2}, std::size_t{3}}) match_parameters(all[i], mara.parameters(), per_segment);
   match_parameters(all[4], mara.parameters(), [&](retriever& r, std::int64_t width) {
     units(r, width, [](std::int64_t in, std::int64_t out) { return gru{in, out}; });
   });
