@@ -15,14 +15,16 @@
 
 namespace polystate::testing {
 
-/// Shapes that change one thing each, beyond a tile of tokens and of rows.
+/// Shapes that change one thing each, beyond a tile of tokens and of rows. With these numbers no two weights between
+/// which top_k must choose are nearer than 1e-5 of each other: nearer ones, which segments of one token have, whose
+/// variance is 0, are no question of right or wrong in float.
 inline std::vector<layer_shape> device_layer_shapes() {
   using cuts = std::vector<std::int32_t>;
   return {
       {.T = 70, .m = 16, .cuts = {0, 1, 30, 34, 70}},
       {.B = 1, .T = 150, .H = 2, .HK = 1, .HR = 2, .dk = 33, .dv = 66, .dr = 40, .m = 9, .cuts = {0, 100, 149, 150}},
       {.T = 19, .HK = 1, .HR = 1, .m = 5, .cuts = {0, 19}},
-      {.T = 19, .HK = 4, .HR = 4, .m = 1, .cuts = {0, 2, 19}},
+      {.T = 19, .HK = 4, .HR = 4, .m = 2, .cuts = {0, 2, 19}},
       {.T = 19, .HK = 2, .HR = 4, .dk = 1, .dv = 1, .dr = 1, .m = 64, .cuts = {0, 18, 19}},
       {.T = 33, .m = 4, .max_visible = 1, .cuts = {0, 3, 7, 20, 33}},
       {.T = 90, .m = 4, .max_visible = 3, .cuts = {0, 3, 7, 20, 90}},
@@ -37,7 +39,7 @@ inline std::vector<layer_shape> device_layer_shapes() {
       {.T = 40, .m = 7, .keep_current = true, .cuts = {0, 5, 40}},
       {.T = 0, .cuts = cuts{0}},
       {.T = 1, .cuts = cuts{0, 1}},
-      {.T = 2, .m = 2, .cuts = cuts{0, 1, 2}},
+      {.T = 2, .m = 1, .cuts = cuts{0, 1, 2}},
   };
 }
 
