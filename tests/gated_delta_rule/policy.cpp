@@ -6,13 +6,14 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace polystate::testing {
 namespace {
 
 namespace rec = detail::cuda::recurrence;
-using detail::cuda::tiles_of;
 
 TEST(RecurrencePolicy, KeyDimsArePaddedToTheNextKernel) {
   EXPECT_EQ(rec::padded_key_dim(1), 32);
@@ -50,21 +51,55 @@ TEST(RecurrencePolicy, RowsOfAThreadChangeNoSum) {
   }
 }
 
-TEST(RecurrencePolicy, TwoRowsOnlyWhereAllBlocksRunAtOnce) {
+template <int Padded, int Walkers>
+void expect_tensor_split() {
+  using split = rec::tensor_split<Padded, Walkers>;
+  EXPECT_EQ(split::columns * split::column_warps, Padded);
+  EXPECT_LE(split::columns, 128);
+  EXPECT_EQ(split::columns % 32, 0);  // fragments are added two by two
+  EXPECT_EQ(split::walkers % split::column_warps, 0);
+  EXPECT_EQ(split::tile_tokens % split::chunk_tokens, 0);
+  EXPECT_EQ(rec::tile_tokens(Padded) % split::chunk_tokens, 0);  // a recorded state is a chunk's first
+  EXPECT_LE(split::solving + split::carrying, split::preparing);
+  EXPECT_EQ(split::block_rows % rec::split_over_time(Padded).warp_rows(), 0);
+}
+
+TEST(RecurrencePolicy, WalkersHoldWholeRows) {
+  expect_tensor_split<32, 4>();
+  expect_tensor_split<64, 8>();
+  expect_tensor_split<128, 4>();
+  expect_tensor_split<128, 8>();
+  expect_tensor_split<256, 4>();
+  expect_tensor_split<512, 8>();
+}
+
+// What is summed over columns is cut in the same way for both, and so are the bits of the sums.
+TEST(RecurrencePolicy, WalkersOfABlockChangeNoSum) {
+  EXPECT_EQ((rec::tensor_split<256, 4>::columns), (rec::tensor_split<256, 8>::columns));
+  EXPECT_EQ((rec::tensor_split<512, 4>::columns), (rec::tensor_split<512, 8>::columns));
+}
+
+TEST(RecurrencePolicy, EightWalkWhereThereAreBlocksForAll) {
+  EXPECT_EQ(rec::choose_walkers<128>(4, 128, 132), 4);   // 8 blocks of 64 rows
+  EXPECT_EQ(rec::choose_walkers<128>(66, 128, 132), 4);  // as many as multiprocessors
+  EXPECT_EQ(rec::choose_walkers<128>(67, 128, 132), 8);
+  EXPECT_EQ(rec::choose_walkers<128>(8 * 16, 128, 132), 8);
+  EXPECT_EQ(rec::choose_walkers<256>(6, 512, 132), 4);
+}
+
+TEST(RecurrencePolicy, RecordedPlacesAreAllDifferent) {
   for (const int padded : rec::key_dims::values) {
-    for (const int multiprocessors : {1, 108, 132}) {
-      for (const std::int64_t dv : {1, 64, 128, 512}) {
-        for (std::int64_t states = 1; states < 1000; states = states * 3 + 1) {
-          const std::int64_t blocks = states * tiles_of(dv, rec::split_over_time<2>(padded).block_rows());
-          const bool at_once = blocks <= rec::forward_blocks * multiprocessors;
-          EXPECT_EQ(rec::choose_forward_rows(states, dv, padded, multiprocessors, false), at_once ? 2 : 4);
-          EXPECT_EQ(rec::choose_forward_rows(states, dv, padded, multiprocessors, true), 4);
-        }
+    constexpr int rows = 32;
+    std::vector<bool> taken(static_cast<std::size_t>(rows * padded));
+    for (int row = 0; row < rows; ++row) {
+      for (int column = 0; column < padded; ++column) {
+        const auto place = static_cast<std::size_t>(rec::place_in_record(padded, row, column));
+        ASSERT_LT(place, taken.size());
+        ASSERT_FALSE(taken[place]);
+        taken[place] = true;
       }
     }
   }
-  EXPECT_EQ(rec::choose_forward_rows(32, 128, 128, 132, false), 2);
-  EXPECT_EQ(rec::choose_forward_rows(8 * 16, 128, 128, 132, false), 4);
 }
 
 TEST(RecurrencePolicy, FewStatesTakeShortSteps) {
