@@ -47,6 +47,12 @@ if(POLYSTATE_CUDA)
   set(POLYSTATE_CUDA_ARCHITECTURES "90a-real" CACHE STRING "Architectures of our own CUDA programs")
 endif()
 
+# For a folder whose .cu units have host code that runs once: nvcc's -O is the host compiler's, and comes behind any other
+# option. What the GPU runs stays as it is.
+macro(polystate_compile_cuda_host_code_quickly)
+  string(REPLACE "-O3" "-O1" CMAKE_CUDA_FLAGS_RELEASE "${CMAKE_CUDA_FLAGS_RELEASE}")
+endmacro()
+
 # A .cu program. Host helpers that need Eigen (the reference) go into .cpp files of HOST_SOURCES: a .cu never sees Eigen.
 function(polystate_add_cuda_program name)
   cmake_parse_arguments(arg "" "" "SOURCES;HOST_SOURCES;LIBRARIES" ${ARGN})
