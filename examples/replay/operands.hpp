@@ -298,6 +298,7 @@ class operands {
       memory.read(values.data());
       tensor t{.shape = shape, .is_index = std::is_integral_v<T>, .values = {}, .indices = {}};
       if constexpr (std::is_integral_v<T>) {
+        static_cast<void>(rounded_to);  // of numbers alone
         t.indices.assign(values.begin(), values.end());
       } else {
         // No change where the operator ran in this type itself.

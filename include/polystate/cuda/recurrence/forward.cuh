@@ -9,6 +9,7 @@
 /// block fetch the tiles of tokens, turn them into the fragments and matrices that the walk needs, one tile ahead, and
 /// store outputs, one tile behind.
 
+#include <polystate/cuda/device.cuh>
 #include <polystate/cuda/launch.cuh>
 #include <polystate/cuda/recurrence/chunk_system.cuh>
 #include <polystate/cuda/recurrence/operands.cuh>
@@ -253,6 +254,8 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers>
     int buffer = 0;
     int parity = 0;
     for (std::int64_t t0 = tokens.begin; t0 < tokens.end; t0 += T, buffer = after(buffer, 1), parity ^= 1) {
+      // The walkers wait behind __syncthreads(), but racecheck takes what the solvers wrote for unordered without this.
+      sync_first_threads<preparing>();
       __syncthreads();  // this tile is prepared, the one before is walked along
       if (t0 + T < tokens.end) prepare(t0 + T, after(buffer, 1), parity ^ 1);
       if (t0 != tokens.begin) store_out(t0 - T, after(buffer, 3), parity ^ 1);

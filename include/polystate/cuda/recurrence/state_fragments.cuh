@@ -83,7 +83,7 @@ class state_fragments {
     }
   }
 
-  /// To 2 x Columns x 32 float4, or from there: [8 columns][thread]; any place that nobody else reads in other ways.
+  /// To Columns / 8 x 32 float4, [8 columns][thread]: the order that place_in_record() gives its readers.
   __device__ void record(float4* to) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll

@@ -4,6 +4,7 @@
 /// @file
 /// Joins the states of pieces that were walked at once: the decay over a piece is exp(A * sum of dt).
 
+#include <polystate/core/tensor_view.hpp>
 #include <polystate/cuda/launch.cuh>
 #include <polystate/cuda/math.cuh>
 #include <polystate/cuda/tiling.hpp>
