@@ -187,6 +187,16 @@ TYPED_TEST(GatedDeltaRuleBackwardCuda, LongSequences) {
                    delta_gradients<TypeParam, rule::gated_delta>(s, rng), 128);
 }
 
+// Blocks enough that each works through several heads of a group.
+TYPED_TEST(GatedDeltaRuleBackwardCuda, HeadsOfAGroupInOneBlock) {
+  std::mt19937 rng(107);
+  for (const std::int64_t key_heads : {8, 16, 32}) {
+    const delta_shape s{.B = 1, .T = 1100, .HK = key_heads, .HV = 32, .dk = 5, .dv = 3, .qk_l2norm = true};
+    expect_gradients(delta_problem<TypeParam, rule::gated_delta>(s, rng),
+                     delta_gradients<TypeParam, rule::gated_delta>(s, rng));
+  }
+}
+
 // bugs B113: same bits every time; the caller's workspace is enough, to the byte.
 TYPED_TEST(GatedDeltaRuleBackwardCuda, SameBitsInTheCallersWorkspace) {
   std::mt19937 rng(105);

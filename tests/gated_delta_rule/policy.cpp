@@ -39,7 +39,6 @@ TEST(RecurrencePolicy, GroupsHoldWholeRows) {
     expect_whole(rec::split_of_step<4>(padded), padded);
     // Whole 16-byte accesses of 2-byte states.
     EXPECT_EQ(rec::split_of_step<4>(padded).columns % 8, 0);
-    EXPECT_EQ(rec::tile_tokens(padded) % rec::chunk_tokens, 0);
   }
 }
 
@@ -51,17 +50,20 @@ TEST(RecurrencePolicy, RowsOfAThreadChangeNoSum) {
   }
 }
 
-template <int Padded, int Walkers>
+template <int Padded, int Walkers, bool Erases = true>
 void expect_tensor_split() {
-  using split = rec::tensor_split<Padded, Walkers>;
+  using split = rec::tensor_split<Padded, Walkers, Erases>;
   EXPECT_EQ(split::columns * split::column_warps, Padded);
   EXPECT_LE(split::columns, 128);
   EXPECT_EQ(split::columns % 32, 0);  // fragments are added two by two
   EXPECT_EQ(split::walkers % split::column_warps, 0);
   EXPECT_EQ(split::tile_tokens % split::chunk_tokens, 0);
-  EXPECT_EQ(rec::tile_tokens(Padded) % split::chunk_tokens, 0);  // a recorded state is a chunk's first
-  EXPECT_LE(split::solving + split::carrying, split::preparing);
-  EXPECT_EQ(split::block_rows % rec::split_over_time(Padded).warp_rows(), 0);
+  EXPECT_EQ(rec::record_tokens % split::chunk_tokens, 0);  // a recorded state is a chunk's first
+  EXPECT_LE(split::solving + split::carrying, split::preparing_keys);
+  EXPECT_EQ(split::preparing_keys + split::storing, split::preparing);
+  EXPECT_EQ(split::block_rows % split::warp_rows, 0);
+  EXPECT_EQ(rec::recorded_rows(1) % split::warp_rows, 0);
+  EXPECT_EQ(rec::gradient_rows % split::warp_rows, 0);
 }
 
 TEST(RecurrencePolicy, WalkersHoldWholeRows) {
@@ -69,14 +71,15 @@ TEST(RecurrencePolicy, WalkersHoldWholeRows) {
   expect_tensor_split<64, 8>();
   expect_tensor_split<128, 4>();
   expect_tensor_split<128, 8>();
+  expect_tensor_split<128, 4, false>();
   expect_tensor_split<256, 4>();
   expect_tensor_split<512, 8>();
 }
 
 // What is summed over columns is cut in the same way for both, and so are the bits of the sums.
 TEST(RecurrencePolicy, WalkersOfABlockChangeNoSum) {
-  EXPECT_EQ((rec::tensor_split<256, 4>::columns), (rec::tensor_split<256, 8>::columns));
-  EXPECT_EQ((rec::tensor_split<512, 4>::columns), (rec::tensor_split<512, 8>::columns));
+  EXPECT_EQ((rec::tensor_split<256, 4, true>::columns), (rec::tensor_split<256, 8, true>::columns));
+  EXPECT_EQ((rec::tensor_split<512, 4, true>::columns), (rec::tensor_split<512, 8, true>::columns));
 }
 
 TEST(RecurrencePolicy, EightWalkWhereThereAreBlocksForAll) {
@@ -84,6 +87,7 @@ TEST(RecurrencePolicy, EightWalkWhereThereAreBlocksForAll) {
   EXPECT_EQ(rec::choose_walkers<128>(66, 128, 132), 4);  // as many as multiprocessors
   EXPECT_EQ(rec::choose_walkers<128>(67, 128, 132), 8);
   EXPECT_EQ(rec::choose_walkers<128>(8 * 16, 128, 132), 8);
+  EXPECT_EQ(rec::choose_walkers<128>(8 * 48, 64, 132), 4);  // no rows for eight
   EXPECT_EQ(rec::choose_walkers<256>(6, 512, 132), 4);
 }
 
@@ -100,6 +104,15 @@ TEST(RecurrencePolicy, RecordedPlacesAreAllDifferent) {
       }
     }
   }
+}
+
+TEST(RecurrencePolicy, HeadsTogetherDivideTheirGroup) {
+  EXPECT_EQ(rec::choose_heads_together(100000, 48, 132), 4);
+  EXPECT_EQ(rec::choose_heads_together(100000, 6, 132), 3);
+  EXPECT_EQ(rec::choose_heads_together(100000, 10, 132), 2);
+  EXPECT_EQ(rec::choose_heads_together(100000, 7, 132), 1);
+  EXPECT_EQ(rec::choose_heads_together(3000, 48, 132), 2);  // blocks for all multiprocessors come first
+  EXPECT_EQ(rec::choose_heads_together(1000, 48, 132), 1);
 }
 
 TEST(RecurrencePolicy, FewStatesTakeShortSteps) {

@@ -190,6 +190,15 @@ TYPED_TEST(SsdBackwardCuda, LongSequences) {
   expect_gradients(ssd_problem<TypeParam>(s, rng), ssd_gradients<TypeParam>(s, rng), 128);
 }
 
+// Blocks enough that each works through several heads of a group.
+TYPED_TEST(SsdBackwardCuda, HeadsOfAGroupInOneBlock) {
+  std::mt19937 rng(117);
+  for (const std::int64_t groups : {8, 16, 32}) {
+    const ssd_shape s{.B = 1, .T = 1100, .H = 32, .G = groups, .P = 3, .N = 5};
+    expect_gradients(ssd_problem<TypeParam>(s, rng), ssd_gradients<TypeParam>(s, rng));
+  }
+}
+
 // bugs B113: same bits every time; the caller's workspace is enough, to the byte.
 TYPED_TEST(SsdBackwardCuda, SameBitsInTheCallersWorkspace) {
   std::mt19937 rng(115);

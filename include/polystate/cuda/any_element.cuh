@@ -50,6 +50,17 @@ __device__ void with_element(element_type type, F&& f) {
       return static_cast<float>(static_cast<const bfloat16*>(array)[i]);
   }
 }
+/// The same in two parts: what lies in memory, which a thread need not wait for, and the number that it stands for.
+[[nodiscard]] __device__ inline std::uint32_t load_bits(const void* array, element_type type, std::int64_t i = 0) {
+  return type == element_type::f32 ? static_cast<const std::uint32_t*>(array)[i]
+                                   : static_cast<const std::uint16_t*>(array)[i];
+}
+[[nodiscard]] __device__ inline float from_bits(std::uint32_t bits, element_type type) {
+  if (type == element_type::f32) return __uint_as_float(bits);
+  const auto two_bytes = static_cast<std::uint16_t>(bits);
+  return type == element_type::f16 ? static_cast<float>(half::from_bits(two_bytes))
+                                   : static_cast<float>(bfloat16::from_bits(two_bytes));
+}
 __device__ inline void store_element(void* array, element_type type, float x, std::int64_t i = 0) {
   switch (type) {
     case element_type::f32:
@@ -108,6 +119,11 @@ class any_element_view {
   template <class... Index>
   [[nodiscard]] __device__ float load(Index... index) const {
     return load_element(view_.data(), type_, offset(index...));
+  }
+  /// For from_bits().
+  template <class... Index>
+  [[nodiscard]] __device__ std::uint32_t load_bits(Index... index) const {
+    return cuda::load_bits(view_.data(), type_, offset(index...));
   }
   template <class... Index>
   __device__ void store(float x, Index... index) const {

@@ -43,6 +43,7 @@ backward_call<form_of_rule<Rule>> make_backward_call(const gated_delta_rule_args
   backward_call<form_of_rule<Rule>> call;
   call.in = make_shared_operands(in, tensor_view<Data, 4>());
   call.in.out = any_element_view<4>(grads.d_o);
+  call.in.whole_out = vectorisable(grads.d_o, 3);
   call.form = make_form(in);
   call.all = sequences(args.q.extent(0), args.q.extent(1), args.cu_seqlens);
   call.batch = args.q.extent(0);

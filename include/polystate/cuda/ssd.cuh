@@ -43,6 +43,7 @@ backward_call<ssd_form> make_backward_call(const ssd_args<Data, State>& args, co
   backward_call<ssd_form> call;
   call.in = make_shared_operands(in, tensor_view<Data, 4>());
   call.in.out = any_element_view<4>(grads.d_y);
+  call.in.whole_out = vectorisable(grads.d_y, 3);
   call.form = make_form(in);
   call.all = sequences(args.x.extent(0), args.x.extent(1), args.cu_seqlens);
   call.batch = args.x.extent(0);
@@ -72,7 +73,7 @@ POLYSTATE_HIDDEN status run_backward(const char* name, const on_cuda& exec, cons
   const head_gradient_params heads = {.head_sums = scratch.head_sums,
                                       .d_skip = scratch.d_skip,
                                       .batch = plan.batch,
-                                      .sequences = plan.sequences,
+                                      .skip_sums = plan.skip_sums(),
                                       .heads = plan.heads,
                                       .dv = plan.dv,
                                       .d_A = grads.d_A,

@@ -16,6 +16,7 @@ template <bool Erases>
 struct delta_form {
   static constexpr bool erases = Erases;
   static constexpr bool finishes = false;
+  static constexpr bool normalizes = true;
 
   tensor_view<const float, 3> g;     ///< (B, T, heads)
   tensor_view<const float, 3> beta;  ///< (B, T, heads)
@@ -30,9 +31,8 @@ struct delta_form {
   }
   [[nodiscard]] __device__ static float skip_of(std::int64_t, std::int64_t) { return 0.0f; }
   [[nodiscard]] __device__ static float finish(float o, float, float, float) { return o; }
-  [[nodiscard]] __device__ output_gradient finish_backward(float, float, float, float d_out, std::int64_t,
-                                                           std::int64_t) const {
-    return {.d_o = d_out, .d_value = 0.0f, .d_z = 0.0f, .d_skip = 0.0f};
+  [[nodiscard]] __device__ static output_gradient finish_backward(float, float, float, float d_out, float) {
+    return {.d_o = d_out, .d_z = 0.0f};
   }
 
   struct gate_gradients {

@@ -11,8 +11,9 @@
 ///     S  <- D(7) S + sum_s D(7, s) u_s k_s^T
 ///
 /// The equations for e are triangular and the same for every row of S, so that their matrix is inverted once: Schreiber
-/// and van Loan 1989, Yang et al. 2024 (arXiv:2406.06484), section 3. Where keys and queries are normalised, the
-/// factors are in the numbers here, and S k_t means the row as it lies in memory.
+/// and van Loan 1989, Yang et al. 2024 (arXiv:2406.06484), section 3. Backwards, reverse.cuh uses the same numbers.
+/// Where keys and queries are normalised, the factors are in the numbers here, and S k_t means the row as it lies in
+/// memory.
 
 #include <polystate/cuda/any_element.cuh>
 #include <polystate/cuda/recurrence/operands.cuh>
@@ -27,7 +28,7 @@ namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda:
 struct alignas(16) chunk_system {
   static constexpr int M = 8;
   float solve[M][M];      ///< e = solve (v - forget S k), lower triangular; only in forms that erase
-  float key_key[M][M];    ///< D(t, s) (k_t.k_s) write_s, s < t, else 0; only in forms that erase
+  float key_key[M][M];    ///< D(t, s) (k_t.k_s), s < t, else 0; only in forms that erase
   float query_key[M][M];  ///< scale D(t, s) q_t.k_s, s <= t, else 0
   float forget[M];        ///< D(t)
   float read[M];          ///< scale D(t)
@@ -60,8 +61,8 @@ struct chunk_products {
   float query_square = 0;
 };
 
-/// Also writes the rows as fragments over columns, those of keys only in forms that erase.
-template <bool Erases, int Padded, class T>
+/// Also writes the rows as fragments over columns, those that are wanted. `Squares`: key_square and query_square are.
+template <bool Keys, bool Queries, bool Squares, int Padded, class T>
 __device__ chunk_products multiply_chunk(const T* keys, const T* queries, int pitch, float4* key_fragments,
                                          float4* query_fragments) {
   constexpr bool exact = sizeof(T) == 2;
@@ -76,10 +77,12 @@ __device__ chunk_products multiply_chunk(const T* keys, const T* queries, int pi
     const float2 k8 = load_two(key + 16 * J + 8);
     const float2 q = load_two(query + 16 * J);
     const float2 q8 = load_two(query + 16 * J + 8);
-    if constexpr (Erases) key_fragments[32 * J + lane] = make_float4(k.x, k.y, k8.x, k8.y);
-    query_fragments[32 * J + lane] = make_float4(q.x, q.y, q8.x, q8.y);
-    r.key_square = fmaf(k.x, k.x, fmaf(k.y, k.y, fmaf(k8.x, k8.x, fmaf(k8.y, k8.y, r.key_square))));
-    r.query_square = fmaf(q.x, q.x, fmaf(q.y, q.y, fmaf(q8.x, q8.x, fmaf(q8.y, q8.y, r.query_square))));
+    if constexpr (Keys) key_fragments[32 * J + lane] = make_float4(k.x, k.y, k8.x, k8.y);
+    if constexpr (Queries) query_fragments[32 * J + lane] = make_float4(q.x, q.y, q8.x, q8.y);
+    if constexpr (Squares) {
+      r.key_square = fmaf(k.x, k.x, fmaf(k.y, k.y, fmaf(k8.x, k8.x, fmaf(k8.y, k8.y, r.key_square))));
+      r.query_square = fmaf(q.x, q.x, fmaf(q.y, q.y, fmaf(q8.x, q8.x, fmaf(q8.y, q8.y, r.query_square))));
+    }
     const float near[4] = {k.x, k.y, q.x, q.y};
     const float far[4] = {k8.x, k8.y, q8.x, q8.y};
     if constexpr (exact) {
@@ -92,20 +95,23 @@ __device__ chunk_products multiply_chunk(const T* keys, const T* queries, int pi
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) r.of_keys[i] += small[i];
+  if constexpr (Squares) {
 #pragma unroll
-  for (int apart = 2; apart > 0; apart /= 2) {
-    r.key_square += __shfl_xor_sync(0xffffffffu, r.key_square, apart);
-    r.query_square += __shfl_xor_sync(0xffffffffu, r.query_square, apart);
+    for (int apart = 2; apart > 0; apart /= 2) {
+      r.key_square += __shfl_xor_sync(0xffffffffu, r.key_square, apart);
+      r.query_square += __shfl_xor_sync(0xffffffffu, r.query_square, apart);
+    }
   }
   return r;
 }
 
-/// A tile's keys as fragments over rows, of the columns from 16 first on, 16 step and so on behind them; a warp.
+/// A tile's keys or queries as fragments over rows, of the columns from 16 first on, 16 step and so on behind them; a
+/// warp.
 template <int Padded, int Chunks, class T>
-__device__ void transpose_chunks(const T* keys, int pitch, int first, int step,
+__device__ void transpose_chunks(const T* rows, int pitch, int first, int step,
                                  float4 (*fragments)[fragments_of_chunk(Padded)]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const T* const row = keys + lane % 4 * 2 * pitch + lane / 4;
+  const T* const row = rows + lane % 4 * 2 * pitch + lane / 4;
 #pragma unroll 2
   for (int J = first; J < Padded / 16; J += step) {
 #pragma unroll
@@ -145,9 +151,8 @@ __device__ void solve_chunk(const chunk_products& products, const gate& own, con
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float key_s = __shfl_sync(all, key, 4 * (s + i));
-    const float write_s = __shfl_sync(all, own.write, 4 * (s + i));
     query_key[i] = s + i <= t ? query * between[i] * key_s * products.of_keys[2 + i] : 0.0f;
-    key_key[i] = s + i < t ? key * between[i] * key_s * products.of_keys[i] * write_s : 0.0f;
+    key_key[i] = s + i < t ? key * between[i] * key_s * products.of_keys[i] : 0.0f;
   }
   *reinterpret_cast<float2*>(&to.query_key[t][s]) = make_float2(query_key[0], query_key[1]);
   if (lane % 4 == 0) {
@@ -158,10 +163,11 @@ __device__ void solve_chunk(const chunk_products& products, const gate& own, con
     if (lane == 0) to.decay = total;
   }
   if constexpr (Erases) {
-    // Column `lane` of the inverse of 1 + key_key.
+    // Column `lane` of the inverse of 1 + key_key write.
     *reinterpret_cast<float2*>(&to.key_key[t][s]) = make_float2(key_key[0], key_key[1]);
     __syncwarp();
     float x[M];
+    float written[M];
 #pragma unroll
     for (int row = 0; row < M; ++row) {
       const float4 left = *reinterpret_cast<const float4*>(&to.key_key[row][0]);
@@ -169,8 +175,9 @@ __device__ void solve_chunk(const chunk_products& products, const gate& own, con
       const float L[M] = {left.x, left.y, left.z, left.w, right.x, right.y, right.z, right.w};
       float sum = row == lane % M ? 1.0f : 0.0f;
 #pragma unroll
-      for (int i = 0; i < row; ++i) sum = fmaf(-L[i], x[i], sum);
+      for (int i = 0; i < row; ++i) sum = fmaf(-L[i], written[i], sum);
       x[row] = row < lane % M ? 0.0f : sum;
+      written[row] = __shfl_sync(all, own.write, 4 * row) * x[row];
     }
     if (lane < M) {
 #pragma unroll
@@ -179,12 +186,15 @@ __device__ void solve_chunk(const chunk_products& products, const gate& own, con
   }
 }
 
-/// y_t = sum_{s<=t} matrix(t, s) x_s of 16 rows, which lie like a matrix of sums; a warp. The product's zeros would
-/// carry an x_s that is not finite to earlier tokens: then each token's sum is made without the later ones, in the same
-/// bits.
-__device__ inline void multiply_causal(float (&y)[4], const float (&x)[4], const float (&matrix)[8][8]) {
+/// y_t = sum_{s<=t} matrix(t, s) x_s, or with `Later` y_s = sum_{t>=s} matrix(t, s) x_t, of 16 rows, which lie like a
+/// matrix of sums; a warp. The product's zeros would carry an x that is not finite to tokens which do not depend on it:
+/// then each token's sum is made of its own ones alone, in the same bits.
+template <bool Later = false>
+__device__ void multiply_causal(float (&y)[4], const float (&x)[4], const float (&matrix)[8][8]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const float2 m = *reinterpret_cast<const float2*>(&matrix[lane / 4][lane % 4 * 2]);
+  const int own = lane % 4 * 2;  // and own + 1
+  const float2 m = Later ? make_float2(matrix[own][lane / 4], matrix[own + 1][lane / 4])
+                         : *reinterpret_cast<const float2*>(&matrix[lane / 4][own]);
   const auto product = [&m](float(&sum)[4], const float(&of)[4]) {
     float large[4] = {};
     float small[4] = {};
@@ -196,13 +206,13 @@ __device__ inline void multiply_causal(float (&y)[4], const float (&x)[4], const
   const bool finite = __all_sync(0xffffffffu, nothing == 0.0f) != 0;
   product(y, x);
   if (finite) return;
-  const int own = lane % 4 * 2;  // and own + 1
 #pragma unroll 1
   for (int t = 0; t < 8; ++t) {
+    const bool first = Later ? own >= t : own <= t;
+    const bool second = Later ? own + 1 >= t : own < t;
     float sum[4];
-    const float until_t[4] = {own <= t ? x[0] : 0.0f, own < t ? x[1] : 0.0f, own <= t ? x[2] : 0.0f,
-                              own < t ? x[3] : 0.0f};
-    product(sum, until_t);
+    const float of_t[4] = {first ? x[0] : 0.0f, second ? x[1] : 0.0f, first ? x[2] : 0.0f, second ? x[3] : 0.0f};
+    product(sum, of_t);
 #pragma unroll
     for (int i = 0; i < 4; ++i) y[i] = own + i % 2 == t ? sum[i] : y[i];
   }

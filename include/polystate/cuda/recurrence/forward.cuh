@@ -26,12 +26,11 @@
 
 namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence {
 
-/// What a forward pass keeps for the backward one; nothing where `states` is null.
+/// What a forward pass keeps for the backward one; null where it is not wanted.
 struct recording {
-  float* states = nullptr;  ///< at each tile's start: [tile][head][row, padded to whole tiles], by place_in_record()
-  float* read = nullptr;    ///< scale D(t) S q_t of each token, S its chunk's first state: [token][head][dv]
-  float* error = nullptr;   ///< e_t, in forms that erase
-  float* erased = nullptr;  ///< D(t) S k_t, likewise
+  float* states = nullptr;  ///< before every record_tokens tokens of an item: [tile][head], as policy.hpp has it
+  float* error = nullptr;   ///< e_t, in forms that erase: [token][head][dv]
+  float* o = nullptr;       ///< what finish() takes: [token][head][dv]
 };
 
 /// `Items` are those of work_items.hpp, or others that answer the same questions.
@@ -50,7 +49,7 @@ struct forward_params {
 /// padded against bank conflicts.
 template <bool Erases, int Padded, int Walkers>
 struct alignas(16) forward_tile {
-  using Split = tensor_split<Padded, Walkers>;
+  using Split = tensor_split<Padded, Walkers, Erases>;
   static constexpr int M = chunk_system::M;
   static constexpr int T = Split::tile_tokens;
   static constexpr int chunks = T / M;
@@ -73,40 +72,58 @@ struct alignas(16) forward_tile {
   }
 };
 
-/// The sums of all warps that share rows, each of which has `x` and `y` for its columns. `parts` is this walker's,
-/// where those of its fellows lie side by side; no call uses those of the one before.
-template <class Split>
-__device__ void sum_over_column_warps(float4 (*parts)[2 * 32], int walker, float (&x)[4], float (&y)[4]) {
+/// The sums of all warps that share rows, each of which has `sums` for its columns: one or two float[4]. `parts` are
+/// theirs side by side; no call uses those of the one before.
+template <class Split, class... Four>
+__device__ void sum_over_column_warps(float4 (*parts)[2 * 32], int walker, Four&... sums) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  parts[walker][lane] = make_float4(x[0], x[1], x[2], x[3]);
-  parts[walker][32 + lane] = make_float4(y[0], y[1], y[2], y[3]);
+  int which = 0;
+  ((parts[walker][32 * which++ + lane] = make_float4(sums[0], sums[1], sums[2], sums[3])), ...);
   const int row_group = walker / Split::column_warps;
   asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(2 + row_group), "n"(32 * Split::column_warps) : "memory");
+  which = 0;
+  const auto add_up = [&](float(&sum)[4]) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] = y[i] = 0.0f;
+    for (int i = 0; i < 4; ++i) sum[i] = 0.0f;
 #pragma unroll
-  for (int w = 0; w < Split::column_warps; ++w) {
-    const float4 a = parts[row_group * Split::column_warps + w][lane];
-    const float4 b = parts[row_group * Split::column_warps + w][32 + lane];
-    x[0] += a.x, x[1] += a.y, x[2] += a.z, x[3] += a.w;
-    y[0] += b.x, y[1] += b.y, y[2] += b.z, y[3] += b.w;
+    for (int w = 0; w < Split::column_warps; ++w) {
+      const float4 a = parts[row_group * Split::column_warps + w][32 * which + lane];
+      sum[0] += a.x, sum[1] += a.y, sum[2] += a.z, sum[3] += a.w;
+    }
+    ++which;
+  };
+  (add_up(sums), ...);
+}
+
+/// x to elements first .. first + 3 of a row of `count` floats, those that are there.
+__device__ inline void store_row_part(float* row, int first, int count, const float4& x) {
+  if (count % 4 == 0) {
+    *reinterpret_cast<float4*>(row + first) = x;
+    return;
+  }
+  const float each[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (first + i < count) row[first + i] = each[i];
   }
 }
 
-/// Waits for the first `Threads` threads of the block, which all call this.
-template <int Threads>
+/// Waits for the first `Threads` threads of the block, which all call this. A barrier has one number of threads: those
+/// of sum_over_column_warps() are numbered from 2 on.
+template <int Barrier, int Threads>
 __device__ void sync_first_threads() {
-  asm volatile("barrier.cta.sync.aligned 1, %0;" ::"n"(Threads) : "memory");
+  asm volatile("barrier.cta.sync.aligned %0, %1;" ::"n"(Barrier), "n"(Threads) : "memory");
 }
 
 template <class Form, int Padded, int Walkers, class Items>
-__global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers>::threads, 1)
+__global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers, Form::erases>::threads, 1)
     recurrence_fwd_kernel(const __grid_constant__ forward_params<Form, Items> p) {
-  using Split = tensor_split<Padded, Walkers>;
+  using Split = tensor_split<Padded, Walkers, Form::erases>;
   using Tile = forward_tile<Form::erases, Padded, Walkers>;
   constexpr int M = Tile::M;
   constexpr int T = Tile::T;
   constexpr int preparing = Split::preparing;
+  constexpr int preparing_keys = Split::preparing_keys;
   constexpr int carrying = Split::carrying;
   extern __shared__ uint4 shared_memory[];
   Tile& sm = *reinterpret_cast<Tile*>(shared_memory);
@@ -141,6 +158,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers>
     for (char* x = raw_k + thread * 16; x < end; x += Split::threads * 16) *reinterpret_cast<uint4*>(x) = uint4{};
     __syncthreads();
   }
+  const bool reads = in.out.given() || p.record.o != nullptr;  // else the walk is about states alone
   const bool ends = p.items.ends(item);
   const bool starts = p.items.starts(item);
   const any_element_view<4>& state_from = starts ? p.initial_state : p.carry_in;
@@ -150,7 +168,8 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers>
     const std::int64_t group = in.group_of(head);
     const int warp = thread / 32;
     const bool solves = thread < Split::solving;  // else it transposes or carries
-    const int carrier = thread - (preparing - carrying);
+    const int carrier = thread - (preparing_keys - carrying);
+    const int storer = Split::storing > 0 ? thread - preparing_keys : carrier;
     const head_numbers numbers = p.form.numbers_of(head);
     gate_inputs next_gate;  // of the chunk's token g
     const auto load_gate = [&](std::int64_t t0) {
@@ -161,28 +180,31 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers>
     using value_fetch = row_fetch<carrying, Tile::rows, Tile::value_pitch, T>;
     key_fetch keys(in.key, in.whole_rows, b, tokens.begin, group, 0, dk, carrier);
     key_fetch queries(in.query, in.whole_rows, b, tokens.begin, group, 0, dk, carrier);
-    // Where nothing is erased, the others have less to do and fetch the values.
-    const bool moves_values = Form::erases == (carrier >= 0);
+    // If they have no warps of their own: where nothing is erased, the solvers have less to do and fetch the values.
+    const bool moves_values = Split::storing == 0 && Form::erases == (carrier >= 0);
     const int mover = thread % carrying;
     value_fetch values(in.value, in.whole_values, b, tokens.begin, head, block_row, block_rows, mover);
     value_fetch gates(in.z, in.whole_values, b, tokens.begin, head, block_row, block_rows, mover);
+    const auto fetch_values = [&](std::int64_t t0, int buffer) {
+      const int n = tokens_at(t0);
+      values.next(in.value, n, buffer_of(raw_v, buffer));
+      if constexpr (Form::finishes) gates.next(in.z, n, buffer_of(raw_z, buffer));
+    };
     const auto fetch = [&](std::int64_t t0, int buffer) {
       const int n = tokens_at(t0);
       if (carrier >= 0) {
         keys.next(in.key, n, raw_k);
         queries.next(in.query, n, raw_q);
       }
-      if (moves_values) {
-        values.next(in.value, n, buffer_of(raw_v, buffer));
-        if constexpr (Form::finishes) gates.next(in.z, n, buffer_of(raw_z, buffer));
-      }
+      if (moves_values) fetch_values(t0, buffer);
       __pipeline_commit();
     };
-    // The tile from t0 on, which has been fetched to value buffer `buffer`, and the fetch of the one behind it.
-    const auto prepare = [&](std::int64_t t0, int buffer, int parity) {
+    // The tile from t0 on, which has been fetched to value buffer `buffer`, and the fetch of the one behind it. All
+    // call `meanwhile`, those early that do not solve.
+    const auto prepare = [&](std::int64_t t0, int buffer, int parity, auto&& meanwhile) {
       const int n = tokens_at(t0);
       __pipeline_wait_prior(0);
-      sync_first_threads<preparing>();  // the tile is here
+      sync_first_threads<1, preparing_keys>();  // the tile is here
       chunk_products products;
       gate own = {1.0f, 0.0f};  // beyond the item: the bias of a gate must not show there
       if (solves && warp * M + g < n) own = p.form.gate_of(next_gate, numbers);
@@ -190,16 +212,19 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers>
         const E* const rows = reinterpret_cast<const E*>(raw_k);
         if (solves) {
           const int first = warp * M * Tile::key_pitch;
-          products = multiply_chunk<Form::erases, Padded>(rows + first, reinterpret_cast<const E*>(raw_q) + first,
-                                                          Tile::key_pitch, sm.keys_over_columns[parity][warp],
-                                                          sm.queries_over_columns[parity][warp]);
+          if (Form::erases || reads || in.normalize) {
+            products = multiply_chunk<Form::erases, true, Form::normalizes, Padded>(
+                rows + first, reinterpret_cast<const E*>(raw_q) + first, Tile::key_pitch,
+                sm.keys_over_columns[parity][warp], sm.queries_over_columns[parity][warp]);
+          }
         } else {
           constexpr int solvers = Split::solving / 32;
-          transpose_chunks<Padded, Tile::chunks>(rows, Tile::key_pitch, warp - solvers, preparing / 32 - solvers,
+          transpose_chunks<Padded, Tile::chunks>(rows, Tile::key_pitch, warp - solvers, preparing_keys / 32 - solvers,
                                                  sm.keys_over_rows[parity]);
         }
       });
-      sync_first_threads<preparing>();  // the rows as they came from memory are used up
+      meanwhile();
+      sync_first_threads<1, preparing_keys>();  // the rows as they came from memory are used up
       if (t0 + T < tokens.end) {
         fetch(t0 + T, after(buffer, 1));
         load_gate(t0 + T);
@@ -208,20 +233,25 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers>
     };
     // Four neighbouring rows of a token at a time.
     constexpr int out_lanes = Tile::rows / 4;
-    const int out_row = carrier % out_lanes * 4;
+    const int out_row = storer % out_lanes * 4;
     float skip[4] = {};
     if constexpr (Form::finishes) {
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
-        if (carrier >= 0 && out_row + r < block_rows) skip[r] = p.form.skip_of(head, block_row + out_row + r);
+        if (storer >= 0 && out_row + r < block_rows) skip[r] = p.form.skip_of(head, block_row + out_row + r);
       }
     }
-    const auto store_out = [&](std::int64_t t0, int buffer, int parity) {
-      if (!in.out.given() || carrier < 0 || out_row >= block_rows) return;
-      const int n = tokens_at(t0);
+    // Of the tile's tokens first .. last-1.
+    const auto store_out = [&](std::int64_t t0, int buffer, int parity, int first, int last) {
+      if (!reads || storer < 0 || out_row >= block_rows) return;
+      const int n = min(tokens_at(t0), last);
 #pragma unroll 1
-      for (int t = carrier / out_lanes; t < n; t += carrying / out_lanes) {
+      for (int t = first + storer / out_lanes; t < n; t += carrying / out_lanes) {
         const float4 o = *reinterpret_cast<const float4*>(&sm.o[parity][t * Tile::out_pitch + out_row]);
+        if (p.record.o != nullptr) {
+          store_row_part(p.record.o + (p.items.token_index(b, t0 + t) * heads + head) * dv, block_row + out_row, dv, o);
+          continue;
+        }
         float y[4] = {o.x, o.y, o.z, o.w};
         if constexpr (Form::finishes) {
           const int at = (t * Tile::value_pitch + out_row) * element_bytes;
@@ -236,7 +266,8 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers>
           for (int r = 0; r < 4; ++r) y[r] = p.form.finish(y[r], v[r], z[r], skip[r]);
         }
         if (in.whole_out) {
-          store_four(in.out.address(b, t0 + t, head, block_row + out_row), type, make_float4(y[0], y[1], y[2], y[3]));
+          store_four(in.out.address(b, t0 + t, head, block_row + out_row), in.out.type(),
+                     make_float4(y[0], y[1], y[2], y[3]));
         } else {
 #pragma unroll
           for (int r = 0; r < 4; ++r) {
@@ -246,23 +277,44 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers>
       }
     };
 
+    const std::int64_t last = tokens.begin + tiles_of(tokens.size(), T) * T;
+    int buffer = 3;
+    int parity = 1;
+    // While a tile is walked along, that behind it is prepared, and outputs of the one before are stored.
+    const auto meet_walkers = [&](std::int64_t t0) {
+      if (t0 < tokens.begin) return;
+      // The walkers wait behind __syncthreads(), but racecheck takes what the solvers wrote for unordered without this.
+      sync_first_threads<15, preparing>();
+      __syncthreads();
+    };
+    if constexpr (Split::storing > 0) {
+      if (storer >= 0) {
+        if (tokens.begin < tokens.end) fetch_values(tokens.begin, 0);
+        for (std::int64_t t0 = tokens.begin - T; t0 <= last; t0 += T, buffer = after(buffer, 1), parity ^= 1) {
+          __pipeline_commit();
+          __pipeline_wait_prior(1);  // the values of tile t0 are here
+          meet_walkers(t0);
+          if (t0 + 2 * T < tokens.end) fetch_values(t0 + 2 * T, after(buffer, 2));
+          if (t0 > tokens.begin) store_out(t0 - T, after(buffer, 3), parity ^ 1, 0, T);
+        }
+        return;
+      }
+    }
     if (tokens.begin < tokens.end) {
       fetch(tokens.begin, 0);
       load_gate(tokens.begin);
-      prepare(tokens.begin, 0, 0);
     }
-    int buffer = 0;
-    int parity = 0;
-    for (std::int64_t t0 = tokens.begin; t0 < tokens.end; t0 += T, buffer = after(buffer, 1), parity ^= 1) {
-      // The walkers wait behind __syncthreads(), but racecheck takes what the solvers wrote for unordered without this.
-      sync_first_threads<preparing>();
-      __syncthreads();  // this tile is prepared, the one before is walked along
-      if (t0 + T < tokens.end) prepare(t0 + T, after(buffer, 1), parity ^ 1);
-      if (t0 != tokens.begin) store_out(t0 - T, after(buffer, 3), parity ^ 1);
-    }
-    __syncthreads();
-    if (tokens.begin < tokens.end) {
-      store_out(tokens.begin + (tokens.size() - 1) / T * T, after(buffer, 3), parity ^ 1);
+    for (std::int64_t t0 = tokens.begin - T; t0 <= last; t0 += T, buffer = after(buffer, 1), parity ^= 1) {
+      meet_walkers(t0);
+      // Half of the outputs while the solvers multiply, half while they solve.
+      int stored = t0 > tokens.begin && Split::storing == 0 ? 0 : T;
+      if (t0 + T < tokens.end) {
+        prepare(t0 + T, after(buffer, 1), parity ^ 1, [&] {
+          if (stored == 0) store_out(t0 - T, after(buffer, 3), parity ^ 1, 0, T / 2);
+          stored = max(stored, T / 2);
+        });
+      }
+      if (Split::storing == 0) store_out(t0 - T, after(buffer, 3), parity ^ 1, stored, T);
     }
     return;
   }
@@ -278,60 +330,37 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers>
   S.load(state_from, starts ? item : p.items.carry_row(item), head, block_row + first_row, first_column, dv, dk);
 
   const auto record_state = [&](std::int64_t t) {
-    constexpr int tile = tile_tokens(Padded);
-    constexpr int tile_rows = split_over_time(Padded).block_rows();
-    const std::int64_t place = p.items.first_tile(item, tile) + (t - tokens.begin) / tile;
-    const std::int64_t rows = (place * heads + head) * tiles_of(dv, tile_rows) * tile_rows + block_row + first_row;
+    const std::int64_t tile = p.items.first_tile(item, record_tokens) + (t - tokens.begin) / record_tokens;
+    const std::int64_t rows = (tile * heads + head) * recorded_rows(dv) + block_row + first_row;
     S.record(reinterpret_cast<float4*>(p.record.states + rows * Padded) + first_column * 4);
   };
-  // Of tokens t and t + 1 and rows row and row + 8, as matrices of sums lie. The backward pass takes four tokens at
-  // once: what the chunk's later ones read of its first four counts as read from the state.
-  const auto record_tokens = [&](std::int64_t t, int there, const chunk_system& system, float(&from_state)[4],
-                                 const float(&e)[4], const float(&u)[4], float(&erased)[4]) {
-    static_assert(2 * chunk_tokens == M);
-    float earlier[4];
-    float more[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) earlier[i] = c < 2 ? u[i] : 0.0f;
-    multiply_causal(more, earlier, system.query_key);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) from_state[i] += c < 2 ? 0.0f : more[i];
-    if constexpr (Form::erases) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) earlier[i] = c < 2 ? e[i] : 0.0f;
-      multiply_causal(more, earlier, system.key_key);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) erased[i] += c < 2 ? 0.0f : more[i];
-    }
+  // Of tokens t and t + 1 and rows row and row + 8, as matrices of sums lie.
+  const auto record_error = [&](std::int64_t t, int there, const float(&e)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (i % 2 >= there || row + i / 2 * 8 >= block_rows) continue;
-      const std::int64_t to = (p.items.token_index(b, t + i % 2) * heads + head) * dv + block_row + row + i / 2 * 8;
-      p.record.read[to] = from_state[i];
-      if constexpr (Form::erases) {
-        p.record.error[to] = e[i];
-        p.record.erased[to] = erased[i];
-      }
+      p.record.error[(p.items.token_index(b, t + i % 2) * heads + head) * dv + block_row + row + i / 2 * 8] = e[i];
     }
   };
   // `Exact`: keys and queries have 11 bits.
   const auto walk = [&]<bool Exact>(std::bool_constant<Exact>, std::int64_t t0, int buffer, int parity) {
     const int n = tokens_at(t0);
-    const bool records = p.record.states != nullptr;
 #pragma unroll 1
     for (int chunk = 0; chunk * M < n; ++chunk) {
-      if (records && chunk * M % tile_tokens(Padded) == 0) record_state(t0 + chunk * M);
+      if (p.record.states != nullptr && (t0 + chunk * M - tokens.begin) % record_tokens == 0) {
+        record_state(t0 + chunk * M);
+      }
       const chunk_system& system = sm.chunk[parity][chunk];
       const int t = chunk * M + 2 * c;  // of the tile: this thread's tokens are t and t + 1
       constexpr int fragments_of_column = 2;
       const int fragment = first_column * fragments_of_column;
       const float4* const queries = sm.queries_over_columns[parity][chunk] + fragment;
       float with_key[4] = {};
-      float with_query[4];
+      float with_query[4] = {};
       if constexpr (Form::erases) {
         S.template multiply<Exact>(sm.keys_over_columns[parity][chunk] + fragment, with_key, queries, with_query);
       } else {
-        S.template multiply<Exact>(queries, with_query);
+        if (reads) S.template multiply<Exact>(queries, with_query);
       }
       if constexpr (Split::column_warps > 1) {
         sum_over_column_warps<Split>(sm.parts[(Tile::chunks > 1 ? chunk : parity) % 2], walker, with_key, with_query);
@@ -349,20 +378,18 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers>
       const float2 read = *reinterpret_cast<const float2*>(&system.read[2 * c]);
       const float2 write = *reinterpret_cast<const float2*>(&system.write[2 * c]);
       const float2 end = *reinterpret_cast<const float2*>(&system.end[2 * c]);
-      float erased[4];
       float e[4];
       float u[4];
       float at_end[4];
-      float from_state[4];
       float from_chunk[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        erased[i] = (i % 2 == 0 ? forget.x : forget.y) * with_key[i];
-        e[i] = Form::erases ? v[i] - erased[i] : v[i];
+        e[i] = Form::erases ? v[i] - (i % 2 == 0 ? forget.x : forget.y) * with_key[i] : v[i];
       }
       if constexpr (Form::erases) {
         const float right[4] = {e[0], e[1], e[2], e[3]};
         multiply_causal(e, right, system.solve);
+        if (p.record.error != nullptr && first_column == 0) record_error(t0 + t, n - t, e);
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -371,14 +398,13 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers>
         at_end[i] = (i % 2 == 0 ? end.x : end.y) * u[i];
       }
       S.template decay_and_add<Exact>(system.decay, at_end, sm.keys_over_rows[parity][chunk] + fragment);
-      if (first_column != 0) continue;
+      if (first_column != 0 || !reads) continue;
       multiply_causal(from_chunk, u, system.query_key);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        from_state[i] = (i % 2 == 0 ? read.x : read.y) * with_query[i];
-        sm.o[parity][(t + i % 2) * Tile::out_pitch + row + i / 2 * 8] = from_state[i] + from_chunk[i];
+        const float from_state = (i % 2 == 0 ? read.x : read.y) * with_query[i];
+        sm.o[parity][(t + i % 2) * Tile::out_pitch + row + i / 2 * 8] = from_state + from_chunk[i];
       }
-      if (records) record_tokens(t0 + t, n - t, system, from_state, e, u, erased);
     }
   };
 
@@ -407,7 +433,7 @@ POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, co
     const auto launch_walkers = [&](auto walkers) {
       using Tile = forward_tile<Form::erases, padded, walkers>;
       const grid g{.blocks = states * tiles_of(p.in.dv(), Tile::rows),
-                   .threads = tensor_split<padded, walkers>::threads,
+                   .threads = Tile::Split::threads,
                    .shared_bytes = Tile::bytes(bytes_of(p.in.value.type()), p.in.z.given()),
                    .most_shared_bytes = Tile::bytes(bytes_of(element_type::f32), true)};
       return launch(name, exec, g, recurrence_fwd_kernel<Form, padded, walkers, Items>, p);

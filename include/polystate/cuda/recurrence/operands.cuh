@@ -10,15 +10,16 @@
 ///
 ///     static constexpr bool erases;                  whether there is the erasure
 ///     static constexpr bool finishes;                whether finish() does anything
+///     static constexpr bool normalizes;              whether keys and queries may have to be normalised
 ///     gate_inputs load_gate(b, t, head)              what alpha and write are made of, as it lies in memory
 ///     head_numbers numbers_of(head)                  what they are made of, the same for all tokens
 ///     gate gate_of(gate_inputs, head_numbers)
 ///     float skip_of(head, row)                       a number of the row, for
-///     float finish(o, v, z, skip)                    the output, from the read-out; z is 0 without an output gate
+///     float finish(o, v, z, skip)                    the output, from the read-out and skip v; z is 0 without a gate
 ///
 /// and backwards
 ///
-///     output_gradient finish_backward(o, v, z, d_out, head, row)
+///     output_gradient finish_backward(o, v, z, d_out, skip)
 ///     float2 store_gate_gradient(gate_gradients, d_log_alpha, d_write, b, t, head, head_numbers)
 ///                                                    stores those of the gate's operands, returns those of the head's
 ///
@@ -48,12 +49,10 @@ struct gate {
   float alpha;
   float write;
 };
-/// The derivatives of what finish() reads, by that of what it returns.
+/// The derivatives of what finish() reads, by that of what it returns; that of v is skip d_o, that of skip v d_o.
 struct output_gradient {
   float d_o;
-  float d_value;
   float d_z;
-  float d_skip;  ///< of the skip weight
 };
 
 /// The operands whose shapes all forms share; `z` is absent in forms without an output gate.

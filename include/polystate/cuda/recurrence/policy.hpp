@@ -67,8 +67,10 @@ POLYSTATE_HOST_DEVICE constexpr row_split<Rows> split_over_time(int padded) {
 
 /// How the forward kernel cuts states of a padded key dim. Warps that walk have sixteen rows each and at most 128
 /// columns, so that what is summed over columns one after the other stays short. Of four others a warp a chunk works
-/// out the chunk's numbers, and the rest carry rows and outputs between memory and the block.
-template <int Padded, int Walkers>
+/// out the chunk's numbers, and the rest bring keys and queries. Values come and outputs go by those four as well, or,
+/// where four walk in a form without erasure, whose walk is short and whose outputs may have to be finished, by two
+/// more.
+template <int Padded, int Walkers, bool Erases>
 struct tensor_split {
   static constexpr int walkers = Walkers;
   static constexpr int column_warps = Padded > 128 ? Padded / 128 : 1;
@@ -78,20 +80,40 @@ struct tensor_split {
   static constexpr int chunk_tokens = 8;
   static constexpr int tile_tokens = Padded <= 256 ? 16 : 8;
   static constexpr int solving = 32 * tile_tokens / chunk_tokens;
-  static constexpr int preparing = 128;
-  static constexpr int carrying = preparing / 2;  ///< the last of them
+  static constexpr int carrying = 64;
+  static constexpr int preparing_keys = 2 * carrying;  ///< the last of them carry
+  static constexpr int storing = Walkers <= 4 && !Erases ? carrying : 0;
+  static constexpr int preparing = preparing_keys + storing;
   static constexpr int threads = preparing + 32 * walkers;
 };
 
-/// Warps that walk: eight share what the others prepare, and fill the tensor cores, where there are blocks enough for
-/// all multiprocessors. `states` counts items times heads.
+/// Warps that walk: eight share what the others prepare, and fill the tensor cores, where there are rows for them and
+/// blocks enough for all multiprocessors. `states` counts items times heads.
 template <int Padded>
 constexpr int choose_walkers(std::int64_t states, std::int64_t dv, int multiprocessors) {
-  return states * tiles_of(dv, tensor_split<Padded, 4>::block_rows) > multiprocessors ? 8 : 4;
+  constexpr int rows = tensor_split<Padded, 4, true>::block_rows;
+  return dv > rows && states * tiles_of(dv, rows) > multiprocessors ? 8 : 4;
 }
 
-/// Where the forward pass records a state's element for the backward one, in floats from the start of the state's rows:
-/// sixteen rows lie together, and in them eight columns, as state_fragments::record() leaves them.
+/// The backward pass keeps the state before every record_tokens tokens of an item, and the derivative of the one after
+/// them: of each (tile, head) the rows, padded to whole sixteens, of padded columns.
+inline constexpr int record_tokens = 16;
+POLYSTATE_HOST_DEVICE constexpr int recorded_rows(int dv) { return static_cast<int>(tiles_of(dv, 16)) * 16; }
+
+/// Rows of a state that a block of tile_gradients.cuh has: as many as shared memory takes.
+inline constexpr int gradient_rows = 256;
+
+/// Heads that such a block works through: what it makes of keys and queries serves all heads of a group, as long as
+/// `blocks`, those of one head each, leave enough for all multiprocessors. `shared` heads have a group.
+constexpr int choose_heads_together(std::int64_t blocks, std::int64_t shared, int multiprocessors) {
+  for (int together = 4; together > 1; --together) {
+    if (shared % together == 0 && blocks / together >= std::int64_t{8} * multiprocessors) return together;
+  }
+  return 1;
+}
+
+/// Where a recorded state's element lies, in floats from the start of its rows: sixteen rows lie together, and in them
+/// eight columns, as state_fragments::record() leaves them. Rows r and r + 8 of a column are neighbours.
 POLYSTATE_HOST_DEVICE constexpr int place_in_record(int padded, int row, int column) {
   const int thread = row % 8 * 4 + column % 8 / 2;
   return row / 16 * (16 * padded) + (column / 8 * 32 + thread) * 4 + column % 2 * 2 + row / 8 % 2;
@@ -113,20 +135,16 @@ constexpr int choose_step_rows(std::int64_t states, std::int64_t dv, int padded,
   return blocks < std::int64_t{step_blocks(4)} * multiprocessors ? 2 : 4;
 }
 
-/// Tokens that the backward kernel stages in shared memory together, and those of them that it handles at once.
-POLYSTATE_HOST_DEVICE constexpr int tile_tokens(int padded) { return padded <= 128 ? 16 : 8; }
-inline constexpr int chunk_tokens = 4;
-
 /// A backward pass works window by window, so that its memory does not grow with the number of tokens times the state:
 /// about window_bytes for the window, but no less than makes the states kept at windows' starts as many as those in
 /// one.
-inline constexpr std::int64_t window_bytes = std::int64_t{256} << 20;
+inline constexpr std::int64_t window_bytes = std::int64_t{512} << 20;
 
 /// Tokens of a window, a multiple of 64. `token_bytes` is what a window keeps of a token of every batch entry.
-constexpr std::int64_t window_tokens(std::int64_t time, std::int64_t token_bytes, int tile) {
+constexpr std::int64_t window_tokens(std::int64_t time, std::int64_t token_bytes) {
   constexpr std::int64_t step = 64;
   std::int64_t root = step;
-  while (root * root < tile * time) root += step;
+  while (root * root < record_tokens * time) root += step;
   const std::int64_t by_memory = token_bytes > 0 ? window_bytes / token_bytes / step * step : time;
   const std::int64_t tokens = by_memory > root ? by_memory : root;
   return tokens < time ? tokens : (time > 0 ? time : 1);

@@ -2,7 +2,7 @@
 #pragma once
 
 /// @file
-/// Copies the rows of tile after tile of tokens to shared memory as they lie in memory.
+/// Copies the rows of tile after tile of tokens, forwards or backwards, to shared memory as they lie in memory.
 
 #include <polystate/cuda/any_element.cuh>
 #include <polystate/cuda/vector.cuh>
@@ -21,15 +21,15 @@ template <int Threads, int Width, int Pitch, int Tokens>
 class row_fetch {
  public:
   /// Elements first .. first + count-1 along dim 3 of a head's tokens, from t0 on; nothing where there is no operand.
-  /// `thread` counts from 0 to Threads-1.
+  /// `thread` counts from 0 to Threads-1; `direction` is 1, or -1 where each tile lies before the last one.
   __device__ row_fetch(const any_element_view<4>& from, bool whole, std::int64_t b, std::int64_t t0, std::int64_t head,
-                       int first, int count, int thread)
+                       int first, int count, int thread, int direction = 1)
       : whole_(whole), thread_(thread), count_(from.given() ? count : 0) {
     if (!from.given()) return;
     const int bytes = bytes_of(from.type());
     const std::int64_t token_bytes = from.stride(1) * bytes;
     source_ = from.address(b, t0, head, first);
-    tile_bytes_ = Tokens * token_bytes;
+    tile_bytes_ = direction * Tokens * token_bytes;
     if (!whole) return;
     constexpr int vector = static_cast<int>(vector_bytes);
     const int vectors = Width * bytes / vector;

@@ -53,6 +53,21 @@ class work_items {
     const std::int64_t each = tiles_of(last_ - first_, tokens);
     return all_.packed() ? each + all_.size() : each * all_.size();
   }
+  /// The item that such a tile belongs to. Not every tile below the bound has tokens.
+  [[nodiscard]] POLYSTATE_HOST_DEVICE std::int64_t item_of_tile(std::int64_t tile, int tokens) const {
+    if (!all_.packed()) return tile / tiles_of(last_ - first_, tokens);
+    std::int64_t low = 0;
+    std::int64_t high = all_.size() - 1;
+    while (low < high) {
+      const std::int64_t middle = (low + high + 1) / 2;
+      if (first_tile(middle, tokens) <= tile) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    return low;
+  }
   /// Token t of batch entry b among those of the window.
   [[nodiscard]] POLYSTATE_HOST_DEVICE std::int64_t token_index(std::int64_t b, std::int64_t t) const {
     return b * (last_ - first_) + (t - first_);

@@ -15,9 +15,9 @@ namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda:
 
 struct head_gradient_params {
   const float2* head_sums = nullptr;  ///< [batch][head], of A and of the bias
-  const float* d_skip = nullptr;      ///< [sequence][head][dv]
+  const float* d_skip = nullptr;      ///< [skip_sums][head][dv]
   std::int64_t batch = 0;
-  std::int64_t sequences = 0;
+  std::int64_t skip_sums = 0;
   std::int64_t heads = 0;
   std::int64_t dv = 0;
   tensor_view<float, 1> d_A, d_dt_bias;  ///< (heads)
@@ -45,7 +45,8 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
   float total = 0.0f;
   for (std::int64_t row = tid; row < p.dv; row += Threads) {
     float sum = 0.0f;
-    for (std::int64_t s = 0; s < p.sequences; ++s) sum += p.d_skip[(s * p.heads + head) * p.dv + row];
+#pragma unroll 8
+    for (std::int64_t s = 0; s < p.skip_sums; ++s) sum += p.d_skip[(s * p.heads + head) * p.dv + row];
     if (!one_number) p.d_D(head, row) = sum;
     total += sum;
   }

@@ -15,6 +15,7 @@ namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda:
 struct ssd_form {
   static constexpr bool erases = false;
   static constexpr bool finishes = true;
+  static constexpr bool normalizes = false;
 
   any_element_view<3> dt;            ///< (B, T, heads)
   tensor_view<const float, 1> A;     ///< (heads)
@@ -26,14 +27,14 @@ struct ssd_form {
   double max = 0;
 
   [[nodiscard]] __device__ gate_inputs load_gate(std::int64_t b, std::int64_t t, std::int64_t head) const {
-    return {.first = dt.load(b, t, head)};
+    return {.first = __uint_as_float(dt.load_bits(b, t, head))};  // kernels load gates long before they use them
   }
   [[nodiscard]] __device__ head_numbers numbers_of(std::int64_t head) const {
     return {.first = A(head), .second = bias.data() != nullptr ? bias(head) : 0.0f};
   }
   /// d = clamp(softplus(dt + dt_bias), dt_min, dt_max); a NaN passes.
   [[nodiscard]] __device__ float step_length(const gate_inputs& in, const head_numbers& head) const {
-    float d = in.first + head.second;
+    float d = from_bits(__float_as_uint(in.first), dt.type()) + head.second;
     if (has_softplus) d = softplus<float>(d);
     if (d < min) d = static_cast<float>(min);
     if (d > max) d = static_cast<float>(max);
@@ -51,12 +52,9 @@ struct ssd_form {
     return gated ? o * silu<float>(z) : o;
   }
   /// y = s silu(z), s = o + D x
-  [[nodiscard]] __device__ output_gradient finish_backward(float o, float x, float z, float dy, std::int64_t head,
-                                                           std::int64_t row) const {
-    const float skip = D.data() != nullptr ? D(head, row) : 0.0f;
+  [[nodiscard]] __device__ output_gradient finish_backward(float o, float x, float z, float dy, float skip) const {
     const float s = fmaf(skip, x, o);
-    const float ds = gated ? dy * silu<float>(z) : dy;
-    return {.d_o = ds, .d_value = ds * skip, .d_z = gated ? dy * s * silu_slope<float>(z) : 0.0f, .d_skip = ds * x};
+    return {.d_o = gated ? dy * silu<float>(z) : dy, .d_z = gated ? dy * s * silu_slope<float>(z) : 0.0f};
   }
 
   struct gate_gradients {
@@ -66,7 +64,7 @@ struct ssd_form {
   __device__ float2 store_gate_gradient(const gate_gradients& to, float d_log_alpha, float d_write, std::int64_t b,
                                         std::int64_t t, std::int64_t head, const head_numbers& numbers) const {
     const gate_inputs in = load_gate(b, t, head);
-    const float raw = in.first + numbers.second;
+    const float raw = from_bits(__float_as_uint(in.first), dt.type()) + numbers.second;
     const float unclamped = has_softplus ? softplus<float>(raw) : raw;
     float d_raw = fmaf(numbers.first, d_log_alpha, d_write);
     if (has_softplus) d_raw *= sigmoid<float>(raw);
