@@ -80,7 +80,7 @@ class cublas_products {
   }
 
  private:
-  static constexpr int swapped[] = {1, 0};
+  static constexpr int swapped[2] = {1, 0};  // without the 2, nvcc hands g++ 13 an array without a length
 
   /// Whether the tokens of all batch entries are rows of one matrix.
   template <class T>
