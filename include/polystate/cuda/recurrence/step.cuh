@@ -14,6 +14,7 @@
 #include <polystate/cuda/recurrence/policy.hpp>
 #include <polystate/cuda/vector.cuh>
 
+#include <cstddef>
 #include <cstdint>
 
 namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence {
@@ -27,6 +28,7 @@ struct step_params {
   tensor_view<State, 4> state;                ///< (slots, heads, dv, dk)
   tensor_view<State, 5> intermediate_states;  ///< (B, T, heads, dv, dk)
   bool whole = false;                         ///< 16-byte accesses along dk in all
+  unsigned ahead = 0;                         ///< of the block for whose states a block asks early; 0: none
 };
 
 template <class Data, class Form, class State>
@@ -143,6 +145,25 @@ __device__ void store_state_rows(const float (&S)[Rows][Columns], State* first, 
   }
 }
 
+/// How many blocks ahead a block asks for states: as many as run at once, or half of them where states have four bytes,
+/// so that what was asked for is still in the cache. Both were measured.
+constexpr int blocks_ahead(int rows, std::size_t state_bytes, int multiprocessors) {
+  return step_blocks(rows) * multiprocessors / (state_bytes == 4 ? 2 : 1);
+}
+
+/// Asks for a block's rows of a state, `Rows` from `first` on, of which `there` exist, to be brought to the L2 cache.
+template <int Threads, int Rows, int Padded, class State>
+__device__ void fetch_to_cache(const State* first, std::int64_t row_stride, int there, int dk) {
+  constexpr int line = 128 / static_cast<int>(sizeof(State));
+  constexpr int lines = Padded > line ? Padded / line : 1;
+#pragma unroll
+  for (int i = 0; i < Rows * lines; i += Threads) {
+    const int row = (i + static_cast<int>(threadIdx.x)) / lines;
+    const int column = (i + static_cast<int>(threadIdx.x)) % lines * line;
+    if (row < there && column < dk) asm volatile("prefetch.global.L2 [%0];" ::"l"(first + row * row_stride + column));
+  }
+}
+
 template <class Form, class Data, class State, int Padded, int Rows, bool Whole>
 __global__ POLYSTATE_HIDDEN void __launch_bounds__(row_split<Rows>::threads, step_blocks(Rows))
     recurrence_step_kernel(const __grid_constant__ step_params<Form, Data, State> p) {
@@ -208,6 +229,16 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(row_split<Rows>::threads, ste
     of_gate = p.form.load_gate(b, t, head);
   };
   load_token(0);
+  // Registers bound what a multiprocessor's blocks have under way; the cache takes more.
+  if (const unsigned next = blockIdx.x + p.ahead; Whole && p.ahead > 0 && next < gridDim.x) {
+    const std::int64_t next_b = next / row_tiles / heads;
+    const std::int64_t next_head = next / row_tiles % heads;
+    const int next_row = static_cast<int>(next % row_tiles) * rows;
+    if (!p.pool.padding(next_b)) {
+      fetch_to_cache<threads, rows, Padded>(&p.state(p.pool.read(next_b), next_head, next_row, 0), p.state.stride(2),
+                                            dv - next_row, dk);
+    }
+  }
 
   float S[R][C];
 #pragma unroll
@@ -274,7 +305,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(row_split<Rows>::threads, ste
 
 /// Enqueues the outputs and the new states.
 template <class KeyDims, class Form, class Data, class State>
-POLYSTATE_HIDDEN status launch_step(const char* name, const on_cuda& exec, const step_params<Form, Data, State>& p) {
+POLYSTATE_HIDDEN status launch_step(const char* name, const on_cuda& exec, step_params<Form, Data, State> p) {
   if (p.in.value.extent(1) == 0) return {};
   return with_padded<KeyDims>(name, p.in.dk(), [&](auto padded) {
     const std::int64_t states = p.in.value.extent(0) * p.in.heads();
@@ -285,7 +316,9 @@ POLYSTATE_HIDDEN status launch_step(const char* name, const on_cuda& exec, const
       return launch(name, exec, grid_of(split_of_step<2>(padded)),
                     recurrence_step_kernel<Form, Data, State, padded, 2, false>, p);
     }
-    if (choose_step_rows(states, p.in.dv(), padded, multiprocessor_count()) == 2) {
+    const int rows = choose_step_rows(states, p.in.dv(), padded, multiprocessor_count());
+    p.ahead = static_cast<unsigned>(blocks_ahead(rows, sizeof(State), multiprocessor_count()));
+    if (rows == 2) {
       return launch(name, exec, grid_of(split_of_step<2>(padded)),
                     recurrence_step_kernel<Form, Data, State, padded, 2, true>, p);
     }
