@@ -40,6 +40,18 @@ def library(path):
     return polystate_c.Library(path.resolve())
 
 
+def write_results(args, operator, device, ours, peers, ceilings, rows):
+    if not args.out:
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    measured = {name for row in rows for name in row["peer"].get("name", "").split(" + ")}
+    (args.out / f"{operator}.json").write_text(json.dumps({
+        "operator": operator, "backend": "cuda", "date": datetime.date.today().isoformat(), **device,
+        "polystate": ours.build if ours else None,
+        "peers": {p.name: p.version for p in peers.values() if p.name in measured}, "quick": args.quick,
+        "method": measure.METHOD, "ceilings": ceilings, "rows": rows}, indent=1) + "\n")
+
+
 def main():
     args = arguments()
     measure.require_device()
@@ -68,20 +80,14 @@ def main():
                 continue
             rows.append(contestants.row(case))
             print(report.line(rows[-1]), flush=True)
+            # After each row: a run that is cut short leaves what it saw.
+            write_results(args, operator, device, ours, peers, ceilings, rows)
             result = rows[-1]["ours"]
             failed |= "failed" in result or (report.worst_error(result) or 0) > WRONG
         if args.compile:
             continue
-        measured = {name for row in rows for name in row["peer"].get("name", "").split(" + ")}
         if args.out:
-            args.out.mkdir(parents=True, exist_ok=True)
-            file = args.out / f"{operator}.json"
-            file.write_text(json.dumps({
-                "operator": operator, "backend": "cuda", "date": datetime.date.today().isoformat(), **device,
-                "polystate": ours.build if ours else None,
-                "peers": {p.name: p.version for p in peers.values() if p.name in measured}, "quick": args.quick,
-                "method": measure.METHOD, "ceilings": ceilings, "rows": rows}, indent=1) + "\n")
-            print(f"wrote {file}")
+            print(f"wrote {args.out / operator}.json")
         print(report.table(rows), flush=True)
     return 1 if failed else 0
 
