@@ -40,7 +40,7 @@ def library(path):
     return polystate_c.Library(path.resolve())
 
 
-def write_results(args, operator, device, ours, peers, ceilings, rows):
+def write_results(args, operator, device, ours, peers, ceilings, rows, complete):
     if not args.out:
         return
     args.out.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def write_results(args, operator, device, ours, peers, ceilings, rows):
         "operator": operator, "backend": "cuda", "date": datetime.date.today().isoformat(), **device,
         "polystate": ours.build if ours else None,
         "peers": {p.name: p.version for p in peers.values() if p.name in measured}, "quick": args.quick,
-        "method": measure.METHOD, "ceilings": ceilings, "rows": rows}, indent=1) + "\n")
+        "complete": complete, "method": measure.METHOD, "ceilings": ceilings, "rows": rows}, indent=1) + "\n")
 
 
 def main():
@@ -81,11 +81,12 @@ def main():
             rows.append(contestants.row(case))
             print(report.line(rows[-1]), flush=True)
             # After each row: a run that is cut short leaves what it saw.
-            write_results(args, operator, device, ours, peers, ceilings, rows)
+            write_results(args, operator, device, ours, peers, ceilings, rows, complete=False)
             result = rows[-1]["ours"]
             failed |= "failed" in result or (report.worst_error(result) or 0) > WRONG
         if args.compile:
             continue
+        write_results(args, operator, device, ours, peers, ceilings, rows, complete=not args.only)
         if args.out:
             print(f"wrote {args.out / operator}.json")
         print(report.table(rows), flush=True)

@@ -2,7 +2,9 @@
 
 // How the CUDA kernels of the delta family and ssd are cut over threads: host code.
 
+#include <polystate/core/sequences.hpp>
 #include <polystate/cuda/recurrence/policy.hpp>
+#include <polystate/cuda/recurrence/work_items.hpp>
 
 #include <gtest/gtest.h>
 
@@ -113,6 +115,30 @@ TEST(RecurrencePolicy, HeadsTogetherDivideTheirGroup) {
   EXPECT_EQ(rec::choose_heads_together(100000, 7, 132), 1);
   EXPECT_EQ(rec::choose_heads_together(3000, 48, 132), 2);  // blocks for all multiprocessors come first
   EXPECT_EQ(rec::choose_heads_together(1000, 48, 132), 1);
+}
+
+// Every tile of every item in every window has a number of its own below the bound, and leads back to its item.
+TEST(RecurrencePolicy, TilesLeadBackToTheirItems) {
+  const std::vector<std::int32_t> starts = {0, 2, 2, 35, 36, 36, 100};
+  const index_view cu_seqlens(starts.data(), {static_cast<std::int64_t>(starts.size())});
+  for (const sequences& all : {sequences(1, 100, cu_seqlens), sequences(3, 100, {}), sequences(1, 1, {})}) {
+    const std::int64_t time = all.packed() ? 100 : all[0].end;
+    for (const std::int64_t window : {std::int64_t{24}, std::int64_t{64}, time}) {
+      for (std::int64_t first = 0; first < time; first += window) {
+        const rec::work_items items(all, time, first, first + window < time ? first + window : time);
+        std::vector<bool> taken(static_cast<std::size_t>(items.tiles(rec::record_tokens)));
+        for (std::int64_t item = 0; item < items.size(); ++item) {
+          for (std::int64_t t = 0; t < items[item].size(); t += rec::record_tokens) {
+            const std::int64_t tile = items.first_tile(item, rec::record_tokens) + t / rec::record_tokens;
+            ASSERT_LT(static_cast<std::size_t>(tile), taken.size());
+            EXPECT_FALSE(taken[static_cast<std::size_t>(tile)]);
+            taken[static_cast<std::size_t>(tile)] = true;
+            EXPECT_EQ(items.item_of_tile(tile, rec::record_tokens), item);
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(RecurrencePolicy, FewStatesTakeShortSteps) {
