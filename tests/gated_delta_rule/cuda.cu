@@ -137,6 +137,26 @@ TYPED_TEST(GatedDeltaRuleCuda, SplitAndResumeInPlace) {
   }
 }
 
+// bugs B113: how many sequences come together decides how many warps share a state, and no bit.
+TYPED_TEST(GatedDeltaRuleCuda, SameBitsWhateverWalks) {
+  std::mt19937 rng(50);
+  using problem = delta_problem<TypeParam, rule::gated_delta>;
+  const problem p(delta_shape{.B = 9, .T = 45, .HK = 4, .HV = 8, .dk = 100, .dv = 130, .qk_l2norm = true}, rng);
+  const device_delta<TypeParam, rule::gated_delta> device(p);
+  const auto all = on_device(p, device);
+  for (const std::int64_t together : {1, 4}) {
+    auto some = problem::part(device.args(), 0, 0, together);
+    some.initial_state = some.initial_state.slice(0, 0, together);
+    some.final_state = some.final_state.slice(0, 0, together);
+    gated_delta_rule(on_cuda{}, some);
+    POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
+    problem again = p;
+    device.download(again);
+    EXPECT_TRUE(bitwise_equal(again.o, all.o)) << together << " together";
+    EXPECT_TRUE(bitwise_equal(again.final_state, all.final_state)) << together << " together";
+  }
+}
+
 // bugs B113: same bits every time, in any company, in any memory order.
 TYPED_TEST(GatedDeltaRuleCuda, SameBits) {
   std::mt19937 rng(49);

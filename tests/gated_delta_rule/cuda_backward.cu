@@ -191,7 +191,7 @@ TYPED_TEST(GatedDeltaRuleBackwardCuda, LongSequences) {
 TYPED_TEST(GatedDeltaRuleBackwardCuda, HeadsOfAGroupInOneBlock) {
   std::mt19937 rng(107);
   for (const std::int64_t key_heads : {8, 16, 32}) {
-    const delta_shape s{.B = 1, .T = 1100, .HK = key_heads, .HV = 32, .dk = 5, .dv = 3, .qk_l2norm = true};
+    const delta_shape s{.B = 1, .T = 2300, .HK = key_heads, .HV = 32, .dk = 5, .dv = 3, .qk_l2norm = true};
     expect_gradients(delta_problem<TypeParam, rule::gated_delta>(s, rng),
                      delta_gradients<TypeParam, rule::gated_delta>(s, rng));
   }

@@ -124,6 +124,15 @@ TYPED_TEST(GatedDeltaRuleStepCuda, EqualsForward) {
   }
 }
 
+// More states than run at once: a block has several, or asks early for another's; all numbers of a piece overflow.
+TYPED_TEST(GatedDeltaRuleStepCuda, ManyStates) {
+  std::mt19937 rng(66);
+  for (const std::int64_t tokens : {1, 3}) {
+    expect_step_is_forward<typename TypeParam::Data, typename TypeParam::State, rule::gated_delta>(
+        delta_shape{.HK = 24, .HV = 72, .dk = 40, .dv = 260, .qk_l2norm = true}, tokens, rng);
+  }
+}
+
 // Slots without indices, no tokens, and many rows. bugs B008, B010.
 TEST(GatedDeltaRuleStepCudaFrame, PlainPoolAndManyRows) {
   std::mt19937 rng(62);
@@ -212,6 +221,8 @@ TYPED_TEST(GatedDeltaRuleStepCuda, SanitizerStep) {
       delta_shape{.HK = 1, .HV = 2, .dk = 40, .dv = 20, .qk_l2norm = true}, 2, rng);
   expect_step_is_forward<typename TypeParam::Data, typename TypeParam::State, rule::linear>(
       delta_shape{.HK = 1, .HV = 1, .dk = 20, .dv = 5}, 3, rng, true);
+  expect_step_is_forward<typename TypeParam::Data, typename TypeParam::State, rule::gated_delta>(
+      delta_shape{.HK = 110, .HV = 220, .dk = 16, .dv = 4}, 2, rng);  // more pieces than blocks
 }
 
 }  // namespace

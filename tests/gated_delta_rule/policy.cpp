@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -71,26 +72,46 @@ void expect_tensor_split() {
 TEST(RecurrencePolicy, WalkersHoldWholeRows) {
   expect_tensor_split<32, 4>();
   expect_tensor_split<64, 8>();
+  expect_tensor_split<128, 2>();
   expect_tensor_split<128, 4>();
   expect_tensor_split<128, 8>();
+  expect_tensor_split<128, 2, false>();
   expect_tensor_split<128, 4, false>();
   expect_tensor_split<256, 4>();
   expect_tensor_split<512, 8>();
 }
 
-// What is summed over columns is cut in the same way for both, and so are the bits of the sums.
+// state_fragments sums every 64 columns for themselves, so that what a warp has may only be a multiple of them.
 TEST(RecurrencePolicy, WalkersOfABlockChangeNoSum) {
+  EXPECT_EQ((rec::tensor_split<128, 2, true>::columns % 64), 0);
+  EXPECT_EQ((rec::tensor_split<128, 4, true>::columns), (rec::tensor_split<128, 8, true>::columns));
   EXPECT_EQ((rec::tensor_split<256, 4, true>::columns), (rec::tensor_split<256, 8, true>::columns));
   EXPECT_EQ((rec::tensor_split<512, 4, true>::columns), (rec::tensor_split<512, 8, true>::columns));
 }
 
-TEST(RecurrencePolicy, EightWalkWhereThereAreBlocksForAll) {
-  EXPECT_EQ(rec::choose_walkers<128>(4, 128, 132), 4);   // 8 blocks of 64 rows
-  EXPECT_EQ(rec::choose_walkers<128>(66, 128, 132), 4);  // as many as multiprocessors
-  EXPECT_EQ(rec::choose_walkers<128>(67, 128, 132), 8);
-  EXPECT_EQ(rec::choose_walkers<128>(8 * 16, 128, 132), 8);
-  EXPECT_EQ(rec::choose_walkers<128>(8 * 48, 64, 132), 4);  // no rows for eight
-  EXPECT_EQ(rec::choose_walkers<256>(6, 512, 132), 4);
+TEST(RecurrencePolicy, AsFewWalkAsFillTheMultiprocessors) {
+  EXPECT_EQ(rec::choose_walkers<128>(4, 128, 132, true), 2);   // 16 blocks of 32 rows
+  EXPECT_EQ(rec::choose_walkers<128>(33, 128, 132, true), 2);  // as many as multiprocessors
+  EXPECT_EQ(rec::choose_walkers<128>(34, 128, 132, true), 4);
+  EXPECT_EQ(rec::choose_walkers<128>(66, 128, 132, true), 4);  // as many blocks of 64 rows
+  EXPECT_EQ(rec::choose_walkers<128>(67, 128, 132, true), 8);
+  EXPECT_EQ(rec::choose_walkers<128>(67, 128, 132, false), 4);  // no shared memory for eight
+  EXPECT_EQ(rec::choose_walkers<128>(8 * 16, 128, 132, true), 8);
+  EXPECT_EQ(rec::choose_walkers<128>(8 * 48, 64, 132, true), 4);  // no rows for eight
+  EXPECT_EQ(rec::choose_walkers<64>(4, 64, 132, true), 4);
+  EXPECT_EQ(rec::choose_walkers<256>(6, 512, 132, true), 4);
+}
+
+TEST(RecurrencePolicy, WalkersAreOnesThatThereAre) {
+  for (const std::int64_t states : {1, 33, 34, 66, 67, 1000}) {
+    int called = 0;
+    const status s = rec::with_walkers<128>(states, 128, 132, true, [&](auto walkers) {
+      called = walkers;
+      return status{};
+    });
+    EXPECT_TRUE(s.ok());
+    EXPECT_EQ(called, rec::choose_walkers<128>(states, 128, 132, true));
+  }
 }
 
 TEST(RecurrencePolicy, RecordedPlacesAreAllDifferent) {
@@ -144,6 +165,33 @@ TEST(RecurrencePolicy, TilesLeadBackToTheirItems) {
 TEST(RecurrencePolicy, FewStatesTakeShortSteps) {
   EXPECT_EQ(rec::choose_step_rows(32, 128, 128, 132), 2);
   EXPECT_EQ(rec::choose_step_rows(64 * 32, 128, 128, 132), 4);
+}
+
+TEST(RecurrencePolicy, PiecesOfAStepAddUp) {
+  for (const auto& [rows, heads, groups, tiles] :
+       std::vector<std::array<std::int64_t, 4>>{{1, 1, 1, 1}, {3, 6, 2, 5}, {2, 4, 4, 1}, {5, 8, 1, 2}}) {
+    const rec::step_pieces pieces(rows, heads, groups, tiles);
+    ASSERT_EQ(pieces.count(), rows * heads * tiles);
+    unsigned expected = 0;
+    for (unsigned b = 0; b < rows; ++b) {
+      for (unsigned head = 0; head < heads; ++head) {
+        for (unsigned tile = 0; tile < tiles; ++tile, ++expected) {
+          const rec::step_piece piece = pieces[expected];
+          EXPECT_EQ(piece.b, b);
+          EXPECT_EQ(pieces.head(piece), head);
+          EXPECT_EQ(piece.group, group_of_head(head, heads, groups));
+          EXPECT_EQ(piece.tile, tile);
+        }
+      }
+    }
+    for (unsigned i = 0; i < pieces.count(); ++i) {
+      for (unsigned j = 0; i + j < pieces.count(); ++j) {
+        const rec::step_piece sum = pieces.sum(pieces[i], pieces[j]);
+        const rec::step_piece want = pieces[i + j];
+        EXPECT_TRUE(sum.tile == want.tile && sum.member == want.member && sum.group == want.group && sum.b == want.b);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -194,7 +194,7 @@ TYPED_TEST(SsdBackwardCuda, LongSequences) {
 TYPED_TEST(SsdBackwardCuda, HeadsOfAGroupInOneBlock) {
   std::mt19937 rng(117);
   for (const std::int64_t groups : {8, 16, 32}) {
-    const ssd_shape s{.B = 1, .T = 1100, .H = 32, .G = groups, .P = 3, .N = 5};
+    const ssd_shape s{.B = 1, .T = 2300, .H = 32, .G = groups, .P = 3, .N = 5};
     expect_gradients(ssd_problem<TypeParam>(s, rng), ssd_gradients<TypeParam>(s, rng));
   }
 }

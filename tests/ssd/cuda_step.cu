@@ -121,6 +121,15 @@ TYPED_TEST(SsdStepCuda, EqualsForward) {
   }
 }
 
+// More states than run at once, as in the gated delta rule's.
+TYPED_TEST(SsdStepCuda, ManyStates) {
+  std::mt19937 rng(96);
+  for (const std::int64_t tokens : {1, 3}) {
+    expect_step_is_forward<typename TypeParam::Data, typename TypeParam::State>(
+        ssd_shape{.H = 72, .G = 24, .P = 260, .N = 40}, tokens, rng);
+  }
+}
+
 // Slots without indices, and many rows. bugs B008, B010.
 TEST(SsdStepCudaFrame, PlainPoolAndManyRows) {
   std::mt19937 rng(92);
@@ -162,6 +171,8 @@ TYPED_TEST(SsdStepCuda, SanitizerStep) {
       ssd_shape{.H = 2, .G = 1, .P = 20, .N = 40}, 2, rng);
   expect_step_is_forward<typename TypeParam::Data, typename TypeParam::State>(
       ssd_shape{.H = 1, .G = 1, .P = 5, .N = 20, .z = false, .D = skip::per_head}, 3, rng, true);
+  expect_step_is_forward<typename TypeParam::Data, typename TypeParam::State>(
+      ssd_shape{.H = 220, .G = 110, .P = 4, .N = 16}, 2, rng);  // more pieces than blocks
 }
 
 }  // namespace

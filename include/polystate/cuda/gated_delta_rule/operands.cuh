@@ -31,9 +31,6 @@ struct delta_form {
   }
   [[nodiscard]] __device__ static float skip_of(std::int64_t, std::int64_t) { return 0.0f; }
   [[nodiscard]] __device__ static float finish(float o, float, float, float) { return o; }
-  [[nodiscard]] __device__ static output_gradient finish_backward(float, float, float, float d_out, float) {
-    return {.d_o = d_out, .d_z = 0.0f};
-  }
 
   struct gate_gradients {
     tensor_view<float, 3> d_g;     ///< (B, T, heads)

@@ -16,6 +16,7 @@
 #include <polystate/cuda/recurrence/policy.hpp>
 #include <polystate/cuda/recurrence/row_fetch.cuh>
 #include <polystate/cuda/recurrence/state_fragments.cuh>
+#include <polystate/cuda/recurrence/walk.cuh>
 #include <polystate/cuda/recurrence/work_items.hpp>
 
 #include <cuda_pipeline.h>
@@ -42,78 +43,33 @@ struct forward_params {
   any_element_view<4> initial_state, final_state;  ///< (items, heads, dv, dk)
   any_element_view<4> carry_in, carry_out;         ///< (carried, heads, dv, dk)
   recording record;
+  int key_buffers = 1;  ///< or 2, if shared memory has room: set by launch_forward()
 };
 
-/// Shared memory of a block. Behind it lie the rows of a tile as they come from memory: keys, queries, and four
-/// buffers of values and, in forms with an output gate, of z: of two tiles before, this one, and the next. Rows are
-/// padded against bank conflicts.
+/// Shared memory of a block. Behind it lie the rows of tiles as they come from memory: keys and queries, if there is
+/// room two buffers, of this tile and the next, and four of values and, in forms with an output gate, of z: of two
+/// tiles before as well.
 template <bool Erases, int Padded, int Walkers>
-struct alignas(16) forward_tile {
-  using Split = tensor_split<Padded, Walkers, Erases>;
-  static constexpr int M = chunk_system::M;
-  static constexpr int T = Split::tile_tokens;
-  static constexpr int chunks = T / M;
-  static constexpr int rows = Split::block_rows;
-  static constexpr int fragments = fragments_of_chunk(Padded);
-  static constexpr int key_pitch = Padded + 8;
-  static constexpr int value_pitch = rows + 8;
-  static constexpr int out_pitch = rows + 4;
+struct alignas(16) forward_tile : walk_shape<Erases, Padded, Walkers> {
+  using Shape = walk_shape<Erases, Padded, Walkers>;
+  static constexpr int T = Shape::T;
+  static constexpr int chunks = Shape::chunks;
+  static constexpr int fragments = Shape::fragments;
+  static constexpr int walkers = Shape::Split::walkers;
 
   float4 keys_over_columns[2][chunks][Erases ? fragments : 1];
   float4 queries_over_columns[2][chunks][fragments];
   float4 keys_over_rows[2][chunks][fragments];
-  float o[2][T * out_pitch];
+  float o[2][T * Shape::out_pitch];
   chunk_system chunk[2][chunks];
-  float4 parts[2][Split::walkers][Split::column_warps > 1 ? 2 * 32 : 1];  ///< of sums over a state's columns
+  float4 parts[2][walkers][Shape::Split::column_warps > 1 ? 2 * 32 : 1];  ///< of sums over a state's columns
 
-  POLYSTATE_HOST_DEVICE static std::size_t bytes(int element_bytes, bool has_z) {
-    const int raw = 2 * T * key_pitch + (has_z ? 8 : 4) * T * value_pitch;
-    return sizeof(forward_tile) + static_cast<std::size_t>(raw) * static_cast<std::size_t>(element_bytes);
+  POLYSTATE_HOST_DEVICE static constexpr std::size_t bytes(int element_bytes, bool has_z, int key_buffers) {
+    const int raw =
+        2 * key_buffers * Shape::key_bytes(element_bytes) + (has_z ? 8 : 4) * Shape::value_bytes(element_bytes);
+    return sizeof(forward_tile) + static_cast<std::size_t>(raw);
   }
 };
-
-/// The sums of all warps that share rows, each of which has `sums` for its columns: one or two float[4]. `parts` are
-/// theirs side by side; no call uses those of the one before.
-template <class Split, class... Four>
-__device__ void sum_over_column_warps(float4 (*parts)[2 * 32], int walker, Four&... sums) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  int which = 0;
-  ((parts[walker][32 * which++ + lane] = make_float4(sums[0], sums[1], sums[2], sums[3])), ...);
-  const int row_group = walker / Split::column_warps;
-  asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(2 + row_group), "n"(32 * Split::column_warps) : "memory");
-  which = 0;
-  const auto add_up = [&](float(&sum)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sum[i] = 0.0f;
-#pragma unroll
-    for (int w = 0; w < Split::column_warps; ++w) {
-      const float4 a = parts[row_group * Split::column_warps + w][32 * which + lane];
-      sum[0] += a.x, sum[1] += a.y, sum[2] += a.z, sum[3] += a.w;
-    }
-    ++which;
-  };
-  (add_up(sums), ...);
-}
-
-/// x to elements first .. first + 3 of a row of `count` floats, those that are there.
-__device__ inline void store_row_part(float* row, int first, int count, const float4& x) {
-  if (count % 4 == 0) {
-    *reinterpret_cast<float4*>(row + first) = x;
-    return;
-  }
-  const float each[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (first + i < count) row[first + i] = each[i];
-  }
-}
-
-/// Waits for the first `Threads` threads of the block, which all call this. A barrier has one number of threads: those
-/// of sum_over_column_warps() are numbered from 2 on.
-template <int Barrier, int Threads>
-__device__ void sync_first_threads() {
-  asm volatile("barrier.cta.sync.aligned %0, %1;" ::"n"(Barrier), "n"(Threads) : "memory");
-}
 
 template <class Form, int Padded, int Walkers, class Items>
 __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers, Form::erases>::threads, 1)
@@ -134,12 +90,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers,
   const int c = thread % 4;
   const int dv = in.dv();
   const int dk = in.dk();
-  const auto row_tiles = static_cast<unsigned>(tiles_of(dv, Tile::rows));
-  const int block_row = static_cast<int>(blockIdx.x % row_tiles) * Tile::rows;
-  const int block_rows = min(Tile::rows, dv - block_row);
-  const auto heads = static_cast<unsigned>(in.heads());
-  const std::int64_t head = blockIdx.x / row_tiles % heads;
-  const std::int64_t item = blockIdx.x / row_tiles / heads;
+  const auto [item, head, heads, block_row, block_rows] = place_of_block(in, Tile::rows);
   if (!p.items.active(item)) return;
   const token_range tokens = p.items[item];
   const std::int64_t b = tokens.batch;
@@ -147,17 +98,14 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers,
   const element_type type = in.value.type();
   const int element_bytes = bytes_of(type);
   char* const raw_k = reinterpret_cast<char*>(shared_memory) + sizeof(Tile);
-  char* const raw_q = raw_k + T * Tile::key_pitch * element_bytes;
-  char* const raw_v = raw_q + T * Tile::key_pitch * element_bytes;
-  char* const raw_z = raw_v + 4 * T * Tile::value_pitch * element_bytes;
-  const auto buffer_of = [&](char* raw, int buffer) { return raw + buffer * T * Tile::value_pitch * element_bytes; };
+  char* const raw_q = raw_k + p.key_buffers * Tile::key_bytes(element_bytes);
+  char* const raw_v = raw_q + p.key_buffers * Tile::key_bytes(element_bytes);
+  char* const raw_z = raw_v + 4 * Tile::value_bytes(element_bytes);
+  const auto buffer_of = [&](char* raw, int buffer) { return raw + buffer * Tile::value_bytes(element_bytes); };
   const auto after = [](int buffer, int tiles) { return (buffer + tiles) % 4; };
   const auto tokens_at = [&](std::int64_t t0) { return static_cast<int>(tokens.end - t0 < T ? tokens.end - t0 : T); };
-  {  // What lies beyond dk and dv in the rows stays zero.
-    char* const end = reinterpret_cast<char*>(shared_memory) + Tile::bytes(element_bytes, in.z.given());
-    for (char* x = raw_k + thread * 16; x < end; x += Split::threads * 16) *reinterpret_cast<uint4*>(x) = uint4{};
-    __syncthreads();
-  }
+  clear_shared_rows(raw_k,
+                    reinterpret_cast<char*>(shared_memory) + Tile::bytes(element_bytes, in.z.given(), p.key_buffers));
   const bool reads = in.out.given() || p.record.o != nullptr;  // else the walk is about states alone
   const bool ends = p.items.ends(item);
   const bool starts = p.items.starts(item);
@@ -192,9 +140,10 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers,
     };
     const auto fetch = [&](std::int64_t t0, int buffer) {
       const int n = tokens_at(t0);
+      const int of_keys = (buffer & (p.key_buffers - 1)) * Tile::key_bytes(element_bytes);
       if (carrier >= 0) {
-        keys.next(in.key, n, raw_k);
-        queries.next(in.query, n, raw_q);
+        keys.next(in.key, n, raw_k + of_keys);
+        queries.next(in.query, n, raw_q + of_keys);
       }
       if (moves_values) fetch_values(t0, buffer);
       __pipeline_commit();
@@ -204,17 +153,24 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers,
     const auto prepare = [&](std::int64_t t0, int buffer, int parity, auto&& meanwhile) {
       const int n = tokens_at(t0);
       __pipeline_wait_prior(0);
-      sync_first_threads<1, preparing_keys>();  // the tile is here
+      sync_first_threads<1, preparing_keys>();  // the tile is here, and the one before it used up
       chunk_products products;
       gate own = {1.0f, 0.0f};  // beyond the item: the bias of a gate must not show there
       if (solves && warp * M + g < n) own = p.form.gate_of(next_gate, numbers);
+      const auto fetch_next = [&] {
+        if (t0 + T >= tokens.end) return;
+        fetch(t0 + T, after(buffer, 1));
+        load_gate(t0 + T);
+      };
+      if (p.key_buffers > 1) fetch_next();
       with_element(type, [&]<class E>(E) {
-        const E* const rows = reinterpret_cast<const E*>(raw_k);
+        const int of_keys = (buffer & (p.key_buffers - 1)) * Tile::key_bytes(element_bytes);
+        const E* const rows = reinterpret_cast<const E*>(raw_k + of_keys);
         if (solves) {
           const int first = warp * M * Tile::key_pitch;
           if (Form::erases || reads || in.normalize) {
             products = multiply_chunk<Form::erases, true, Form::normalizes, Padded>(
-                rows + first, reinterpret_cast<const E*>(raw_q) + first, Tile::key_pitch,
+                rows + first, reinterpret_cast<const E*>(raw_q + of_keys) + first, Tile::key_pitch,
                 sm.keys_over_columns[parity][warp], sm.queries_over_columns[parity][warp]);
           }
         } else {
@@ -224,10 +180,9 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers,
         }
       });
       meanwhile();
-      sync_first_threads<1, preparing_keys>();  // the rows as they came from memory are used up
-      if (t0 + T < tokens.end) {
-        fetch(t0 + T, after(buffer, 1));
-        load_gate(t0 + T);
+      if (p.key_buffers == 1) {
+        sync_first_threads<1, preparing_keys>();
+        fetch_next();
       }
       if (solves) solve_chunk<Form::erases>(products, own, in, sm.chunk[parity][warp]);
     };
@@ -427,20 +382,25 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers,
 
 /// Enqueues the outputs and the final states. `KeyDims` are the padded key dims that may be met.
 template <class KeyDims, class Form, class Items>
-POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, const forward_params<Form, Items>& p) {
+POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, forward_params<Form, Items> p) {
   const std::int64_t states = p.items.size() * p.in.heads();
+  const std::size_t limit = shared_memory_limit();
   return with_padded<KeyDims>(name, p.in.dk(), [&](auto padded) {
-    const auto launch_walkers = [&](auto walkers) {
-      using Tile = forward_tile<Form::erases, padded, walkers>;
-      const grid g{.blocks = states * tiles_of(p.in.dv(), Tile::rows),
-                   .threads = Tile::Split::threads,
-                   .shared_bytes = Tile::bytes(bytes_of(p.in.value.type()), p.in.z.given()),
-                   .most_shared_bytes = Tile::bytes(bytes_of(element_type::f32), true)};
-      return launch(name, exec, g, recurrence_fwd_kernel<Form, padded, walkers, Items>, p);
+    const auto bytes = [&]<int Walkers>(std::integral_constant<int, Walkers>, int key_buffers) {
+      using Tile = forward_tile<Form::erases, padded, Walkers>;
+      static_assert(Walkers > 4 || Tile::bytes(4, Form::finishes, 1) <= least_shared_memory);
+      return Tile::bytes(bytes_of(p.in.value.type()), p.in.z.given(), key_buffers);
     };
-    return choose_walkers<padded>(states, p.in.dv(), multiprocessor_count()) == 4
-               ? launch_walkers(std::integral_constant<int, 4>{})
-               : launch_walkers(std::integral_constant<int, 8>{});
+    const bool eight_fit = bytes(std::integral_constant<int, 8>{}, 1) <= limit;
+    return with_walkers<padded>(states, p.in.dv(), multiprocessor_count(), eight_fit, [&](auto walkers) {
+      using Split = tensor_split<padded, walkers, Form::erases>;
+      p.key_buffers = bytes(walkers, 2) <= limit ? 2 : 1;
+      const grid g{.blocks = states * tiles_of(p.in.dv(), Split::block_rows),
+                   .threads = Split::threads,
+                   .shared_bytes = bytes(walkers, p.key_buffers),
+                   .most_shared_bytes = limit};
+      return launch(name, exec, g, recurrence_fwd_kernel<Form, padded, walkers, Items>, p);
+    });
   });
 }
 

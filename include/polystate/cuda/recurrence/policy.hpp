@@ -10,8 +10,10 @@
 #include <polystate/core/macros.hpp>
 #include <polystate/cuda/tiling.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence {
 
@@ -65,16 +67,18 @@ POLYSTATE_HOST_DEVICE constexpr row_split<Rows> split_over_time(int padded) {
   return padded <= 128 ? row_split<Rows>{8, padded / 8} : row_split<Rows>{padded / 16, 16};
 }
 
-/// How the forward kernel cuts states of a padded key dim. Warps that walk have sixteen rows each and at most 128
+/// How the kernels that walk cut states of a padded key dim. Warps that walk have sixteen rows each and at most 128
 /// columns, so that what is summed over columns one after the other stays short. Of four others a warp a chunk works
 /// out the chunk's numbers, and the rest bring keys and queries. Values come and outputs go by those four as well, or,
-/// where four walk in a form without erasure, whose walk is short and whose outputs may have to be finished, by two
-/// more.
+/// in a form without erasure, whose walk is short and whose outputs may have to be finished, by two more, unless eight
+/// warps walk. `Walkers` is 8, 4 or 2, where 2 stands for four warps with half of 128 columns each.
 template <int Padded, int Walkers, bool Erases>
 struct tensor_split {
-  static constexpr int walkers = Walkers;
-  static constexpr int column_warps = Padded > 128 ? Padded / 128 : 1;
-  static constexpr int columns = Padded / column_warps;
+  static constexpr bool halves = Walkers == 2;
+  static_assert(!halves || Padded == 128);
+  static constexpr int walkers = halves ? 4 : Walkers;
+  static constexpr int columns = halves ? 64 : Padded < 128 ? Padded : 128;
+  static constexpr int column_warps = Padded / columns;
   static constexpr int warp_rows = 16;
   static constexpr int block_rows = walkers / column_warps * warp_rows;
   static constexpr int chunk_tokens = 8;
@@ -87,12 +91,31 @@ struct tensor_split {
   static constexpr int threads = preparing + 32 * walkers;
 };
 
-/// Warps that walk: eight share what the others prepare, and fill the tensor cores, where there are rows for them and
-/// blocks enough for all multiprocessors. `states` counts items times heads.
+/// Shared memory that a block of any device we build for may have: sm_80's.
+inline constexpr std::size_t least_shared_memory = std::size_t{163} << 10;
+
+/// What `Walkers` may be: halves of fewer columns than 128 are not worth a kernel.
 template <int Padded>
-constexpr int choose_walkers(std::int64_t states, std::int64_t dv, int multiprocessors) {
+using walker_counts = std::conditional_t<Padded == 128, int_list<2, 4, 8>, int_list<4, 8>>;
+
+/// Warps that walk: eight share what the others prepare, and fill the tensor cores, where there are rows for them and
+/// blocks enough for all multiprocessors. A chunk takes the fewer warps the less time, as long as all their blocks run
+/// at once. `states` counts items times heads; `eight_fit`: shared memory has room for eight.
+template <int Padded>
+constexpr int choose_walkers(std::int64_t states, std::int64_t dv, int multiprocessors, bool eight_fit) {
   constexpr int rows = tensor_split<Padded, 4, true>::block_rows;
-  return dv > rows && states * tiles_of(dv, rows) > multiprocessors ? 8 : 4;
+  if (walker_counts<Padded>::contains(2) && states * tiles_of(dv, rows / 2) <= multiprocessors) return 2;
+  return eight_fit && dv > rows && states * tiles_of(dv, rows) > multiprocessors ? 8 : 4;
+}
+
+/// Calls f with that number as a compile-time one.
+template <int Padded, class F>
+status with_walkers(std::int64_t states, std::int64_t dv, int multiprocessors, bool eight_fit, F&& f) {
+  status s;
+  const auto call = [&](auto walkers) { s = f(walkers); };
+  static_cast<void>(
+      dispatch(choose_walkers<Padded>(states, dv, multiprocessors, eight_fit), walker_counts<Padded>{}, call));
+  return s;
 }
 
 /// The backward pass keeps the state before every record_tokens tokens of an item, and the derivative of the one after
@@ -125,8 +148,54 @@ POLYSTATE_HOST_DEVICE constexpr row_split<Rows> split_of_step(int padded) {
   return padded == 32 ? row_split<Rows>{4, 8} : split_over_time<Rows>(padded);
 }
 
-/// Blocks of the step's kernel that a multiprocessor holds at once, at least.
-POLYSTATE_HOST_DEVICE constexpr int step_blocks(int rows) { return rows == 4 ? 4 : 5; }
+/// Blocks of the step's kernel that a multiprocessor holds at once, at least: more make it slower, for want of
+/// registers and since more of memory is then read and written at once.
+POLYSTATE_HOST_DEVICE constexpr int step_blocks(int rows) { return rows == 4 ? 3 : 4; }
+
+/// Whether a block with many states works through several pieces, or has one and asks early for another's: measured on
+/// the H200. Small states take less time to move, and hide less of the rest.
+constexpr bool step_streams(std::size_t state_bytes) { return state_bytes == 2; }
+
+/// A piece of a step's states: of a head of a batch row, the rows that a block holds at once. Unsigned, since an
+/// address is then made of fewer operations.
+struct step_piece {
+  unsigned tile;    ///< of the head's rows
+  unsigned member;  ///< the head's number in its group
+  unsigned group;
+  unsigned b;
+};
+/// All pieces in their order, tiles first. A block that takes every n-th adds the piece at n: divisions are slow.
+class step_pieces {
+ public:
+  step_pieces() = default;
+  constexpr step_pieces(std::int64_t rows, std::int64_t heads, std::int64_t groups, std::int64_t tiles)
+      : count_(static_cast<unsigned>(rows * heads * tiles)),
+        tiles_(static_cast<unsigned>(tiles)),
+        members_(static_cast<unsigned>(heads / groups)),
+        groups_(static_cast<unsigned>(groups)) {}
+
+  [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr unsigned count() const { return count_; }
+  [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr unsigned head(const step_piece& of) const {
+    return of.group * members_ + of.member;
+  }
+  [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr step_piece operator[](unsigned i) const {
+    return {i % tiles_, i / tiles_ % members_, i / tiles_ / members_ % groups_, i / tiles_ / members_ / groups_};
+  }
+  /// (*this)[i + j] from a = (*this)[i] and b = (*this)[j].
+  [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr step_piece sum(const step_piece& a, const step_piece& b) const {
+    step_piece r = {a.tile + b.tile, a.member + b.member, a.group + b.group, a.b + b.b};
+    if (r.tile >= tiles_) r.tile -= tiles_, ++r.member;
+    if (r.member >= members_) r.member -= members_, ++r.group;
+    if (r.group >= groups_) r.group -= groups_, ++r.b;
+    return r;
+  }
+
+ private:
+  unsigned count_ = 0;
+  unsigned tiles_ = 1;
+  unsigned members_ = 1;
+  unsigned groups_ = 1;
+};
 
 /// Four rows share what a thread does for a token once; two where few states would leave multiprocessors idle.
 /// `states` counts batch rows times heads.

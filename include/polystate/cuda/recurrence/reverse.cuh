@@ -12,13 +12,14 @@
 /// the last sums only in forms that erase. The matrix of these equations is the transpose of the forward walk's. What
 /// depends on more than G and du is left to tile_gradients.cuh, which needs no walk.
 
+#include <polystate/cuda/device.cuh>
 #include <polystate/cuda/launch.cuh>
 #include <polystate/cuda/recurrence/chunk_system.cuh>
-#include <polystate/cuda/recurrence/forward.cuh>
 #include <polystate/cuda/recurrence/operands.cuh>
 #include <polystate/cuda/recurrence/policy.hpp>
 #include <polystate/cuda/recurrence/row_fetch.cuh>
 #include <polystate/cuda/recurrence/state_fragments.cuh>
+#include <polystate/cuda/recurrence/walk.cuh>
 #include <polystate/cuda/recurrence/work_items.hpp>
 
 #include <cuda_pipeline.h>
@@ -34,10 +35,6 @@ struct read_out_gradient {
   any_element_view<4> values;  ///< (B, T or window, heads, dv); may be absent
   std::int64_t first = 0;      ///< the token that its row 0 is of
   bool whole = false;          ///< 16-byte accesses along dv
-
-  [[nodiscard]] __device__ float load(std::int64_t b, std::int64_t t, std::int64_t head, std::int64_t row) const {
-    return values.given() ? values.load(b, t - first, head, row) : 0.0f;
-  }
 };
 
 template <class Form>
@@ -50,33 +47,29 @@ struct reverse_params {
   any_element_view<4> carry_in, carry_out;             ///< (carried, heads, dv, dk)
   float* d_states = nullptr;   ///< after every record_tokens tokens of an item: [tile][head], as policy.hpp has it
   float* d_written = nullptr;  ///< du_t: [token][head][dv]
+  int key_buffers = 1;         ///< or 2, if shared memory has room: set by launch_reverse()
 };
 
-/// Shared memory of a block, as forward_tile. Behind it lie keys, queries, and three buffers of do: of this tile, the
-/// next, and the one behind that.
+/// Shared memory of a block, as forward_tile. Behind it lie keys and queries, as there, and three buffers of do: of
+/// this tile, the next, and the one behind that.
 template <bool Erases, int Padded, int Walkers>
-struct alignas(16) reverse_tile {
-  using Split = tensor_split<Padded, Walkers, Erases>;
-  static constexpr int M = chunk_system::M;
-  static constexpr int T = Split::tile_tokens;
-  static constexpr int chunks = T / M;
-  static constexpr int rows = Split::block_rows;
-  static constexpr int fragments = fragments_of_chunk(Padded);
-  static constexpr int key_pitch = Padded + 8;
-  static constexpr int value_pitch = rows + 8;
-  static constexpr int out_pitch = rows + 4;
+struct alignas(16) reverse_tile : walk_shape<Erases, Padded, Walkers> {
+  using Shape = walk_shape<Erases, Padded, Walkers>;
+  static constexpr int T = Shape::T;
+  static constexpr int chunks = Shape::chunks;
+  static constexpr int fragments = Shape::fragments;
+  static constexpr int walkers = Shape::Split::walkers;
 
   float4 keys_over_columns[2][chunks][fragments];
   float4 queries_over_rows[2][chunks][fragments];
   float4 keys_over_rows[2][chunks][Erases ? fragments : 1];
-  float du[2][T * out_pitch];
+  float du[2][T * Shape::out_pitch];
   chunk_system chunk[2][chunks];
-  float4 parts[2][Split::walkers][Split::column_warps > 1 ? 2 * 32 : 1];  ///< of sums over a state's columns
+  float4 parts[2][walkers][Shape::Split::column_warps > 1 ? 2 * 32 : 1];  ///< of sums over a state's columns
 
-  POLYSTATE_HOST_DEVICE static constexpr int key_bytes(int element_bytes) { return T * key_pitch * element_bytes; }
-  POLYSTATE_HOST_DEVICE static constexpr int value_bytes(int element_bytes) { return T * value_pitch * element_bytes; }
-  POLYSTATE_HOST_DEVICE static std::size_t bytes(int of_key, int of_d_o) {
-    return sizeof(reverse_tile) + static_cast<std::size_t>(2 * key_bytes(of_key) + 3 * value_bytes(of_d_o));
+  POLYSTATE_HOST_DEVICE static constexpr std::size_t bytes(int of_key, int of_d_o, int key_buffers) {
+    return sizeof(reverse_tile) +
+           static_cast<std::size_t>(2 * key_buffers * Shape::key_bytes(of_key) + 3 * Shape::value_bytes(of_d_o));
   }
 };
 
@@ -99,12 +92,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers,
   const int c = thread % 4;
   const int dv = in.dv();
   const int dk = in.dk();
-  const auto row_tiles = static_cast<unsigned>(tiles_of(dv, Tile::rows));
-  const int block_row = static_cast<int>(blockIdx.x % row_tiles) * Tile::rows;
-  const int block_rows = min(Tile::rows, dv - block_row);
-  const auto heads = static_cast<unsigned>(in.heads());
-  const std::int64_t head = blockIdx.x / row_tiles % heads;
-  const std::int64_t item = blockIdx.x / row_tiles / heads;
+  const auto [item, head, heads, block_row, block_rows] = place_of_block(in, Tile::rows);
   if (!p.items.active(item)) return;
   const token_range tokens = p.items[item];
   const std::int64_t b = tokens.batch;
@@ -113,16 +101,13 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers,
   const element_type key_type = in.key.type();
   const element_type d_o_type = p.d_o.values.type();
   char* const raw_k = reinterpret_cast<char*>(shared_memory) + sizeof(Tile);
-  char* const raw_q = raw_k + Tile::key_bytes(bytes_of(key_type));
-  char* const raw_d_o = raw_q + Tile::key_bytes(bytes_of(key_type));
+  char* const raw_q = raw_k + p.key_buffers * Tile::key_bytes(bytes_of(key_type));
+  char* const raw_d_o = raw_q + p.key_buffers * Tile::key_bytes(bytes_of(key_type));
   const auto d_o_buffer = [&](int buffer) { return raw_d_o + buffer * Tile::value_bytes(bytes_of(d_o_type)); };
   const auto after = [](int buffer) { return (buffer + 1) % 3; };
   const auto tokens_at = [&](std::int64_t t0) { return static_cast<int>(tokens.end - t0 < T ? tokens.end - t0 : T); };
-  {  // What lies beyond dk and dv in the rows stays zero.
-    char* const end = reinterpret_cast<char*>(shared_memory) + Tile::bytes(bytes_of(key_type), bytes_of(d_o_type));
-    for (char* x = raw_k + thread * 16; x < end; x += Split::threads * 16) *reinterpret_cast<uint4*>(x) = uint4{};
-    __syncthreads();
-  }
+  clear_shared_rows(raw_k, reinterpret_cast<char*>(shared_memory) +
+                               Tile::bytes(bytes_of(key_type), bytes_of(d_o_type), p.key_buffers));
 
   if (thread < preparing) {
     const std::int64_t group = in.group_of(head);
@@ -141,11 +126,12 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers,
     key_fetch keys(in.key, in.whole_rows, b, last_tile, group, 0, dk, carrier, -1);
     key_fetch queries(in.query, in.whole_rows, b, last_tile, group, 0, dk, carrier, -1);
     value_fetch d_outs(p.d_o.values, p.d_o.whole, b, last_tile - p.d_o.first, head, block_row, block_rows, storer, -1);
-    const auto fetch = [&](std::int64_t t0, int buffer) {
+    const auto fetch = [&](std::int64_t t0, int buffer, int parity) {
       const int n = tokens_at(t0);
+      const int of_keys = (parity & (p.key_buffers - 1)) * Tile::key_bytes(bytes_of(key_type));
       if (carrier >= 0) {
-        keys.next(in.key, n, raw_k);
-        queries.next(in.query, n, raw_q);
+        keys.next(in.key, n, raw_k + of_keys);
+        queries.next(in.query, n, raw_q + of_keys);
         if (Split::storing == 0) d_outs.next(p.d_o.values, n, d_o_buffer(buffer));
       }
       __pipeline_commit();
@@ -154,13 +140,20 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers,
     const auto prepare = [&](std::int64_t t0, int buffer, int parity) {
       const int n = tokens_at(t0);
       __pipeline_wait_prior(0);
-      sync_first_threads<1, preparing_keys>();  // the tile is here
+      sync_first_threads<1, preparing_keys>();  // the tile is here, and the one behind it used up
       chunk_products products;
       gate own = {1.0f, 0.0f};  // beyond the item: the bias of a gate must not show there
       if (solves && warp * M + g < n) own = p.form.gate_of(next_gate, numbers);
+      const auto fetch_next = [&] {
+        if (t0 <= tokens.begin) return;
+        fetch(t0 - T, after(buffer), parity ^ 1);
+        load_gate(t0 - T);
+      };
+      if (p.key_buffers > 1) fetch_next();
       with_element(key_type, [&]<class E>(E) {
-        const E* const keys_here = reinterpret_cast<const E*>(raw_k);
-        const E* const queries_here = reinterpret_cast<const E*>(raw_q);
+        const int of_keys = (parity & (p.key_buffers - 1)) * Tile::key_bytes(bytes_of(key_type));
+        const E* const keys_here = reinterpret_cast<const E*>(raw_k + of_keys);
+        const E* const queries_here = reinterpret_cast<const E*>(raw_q + of_keys);
         if (solves) {
           const int first = warp * M * Tile::key_pitch;
           products = multiply_chunk<true, false, Form::normalizes, Padded>(
@@ -175,10 +168,9 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers,
           }
         }
       });
-      sync_first_threads<1, preparing_keys>();  // the rows as they came from memory are used up
-      if (t0 > tokens.begin) {
-        fetch(t0 - T, after(buffer));
-        load_gate(t0 - T);
+      if (p.key_buffers == 1) {
+        sync_first_threads<1, preparing_keys>();
+        fetch_next();
       }
       if (solves) solve_chunk<Form::erases>(products, own, in, sm.chunk[parity][warp]);
     };
@@ -215,7 +207,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers,
       }
     }
     if (tokens.size() > 0) {
-      fetch(last_tile, 0);
+      fetch(last_tile, 0, 0);
       load_gate(last_tile);
     }
     for (std::int64_t t0 = last_tile + T; t0 >= tokens.begin - T; t0 -= T, buffer = after(buffer), parity ^= 1) {
@@ -324,20 +316,25 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers,
 
 /// Enqueues the walk. `KeyDims` are the padded key dims that may be met.
 template <class KeyDims, class Form>
-POLYSTATE_HIDDEN status launch_reverse(const char* name, const on_cuda& exec, const reverse_params<Form>& p) {
+POLYSTATE_HIDDEN status launch_reverse(const char* name, const on_cuda& exec, reverse_params<Form> p) {
   const std::int64_t states = p.items.size() * p.in.heads();
+  const std::size_t limit = shared_memory_limit();
   return with_padded<KeyDims>(name, p.in.dk(), [&](auto padded) {
-    const auto launch_walkers = [&](auto walkers) {
-      using Tile = reverse_tile<Form::erases, padded, walkers>;
-      const grid g{.blocks = states * tiles_of(p.in.dv(), Tile::rows),
-                   .threads = Tile::Split::threads,
-                   .shared_bytes = Tile::bytes(bytes_of(p.in.key.type()), bytes_of(p.d_o.values.type())),
-                   .most_shared_bytes = Tile::bytes(bytes_of(element_type::f32), bytes_of(element_type::f32))};
-      return launch(name, exec, g, recurrence_reverse_kernel<Form, padded, walkers>, p);
+    const auto bytes = [&]<int Walkers>(std::integral_constant<int, Walkers>, int key_buffers) {
+      using Tile = reverse_tile<Form::erases, padded, Walkers>;
+      static_assert(Walkers > 4 || Tile::bytes(4, 4, 1) <= least_shared_memory);
+      return Tile::bytes(bytes_of(p.in.key.type()), bytes_of(p.d_o.values.type()), key_buffers);
     };
-    return choose_walkers<padded>(states, p.in.dv(), multiprocessor_count()) == 4
-               ? launch_walkers(std::integral_constant<int, 4>{})
-               : launch_walkers(std::integral_constant<int, 8>{});
+    const bool eight_fit = bytes(std::integral_constant<int, 8>{}, 1) <= limit;
+    return with_walkers<padded>(states, p.in.dv(), multiprocessor_count(), eight_fit, [&](auto walkers) {
+      using Split = tensor_split<padded, walkers, Form::erases>;
+      p.key_buffers = bytes(walkers, 2) <= limit ? 2 : 1;
+      const grid g{.blocks = states * tiles_of(p.in.dv(), Split::block_rows),
+                   .threads = Split::threads,
+                   .shared_bytes = bytes(walkers, p.key_buffers),
+                   .most_shared_bytes = limit};
+      return launch(name, exec, g, recurrence_reverse_kernel<Form, padded, walkers>, p);
+    });
   });
 }
 

@@ -20,42 +20,51 @@ template <int Columns>
 class state_fragments {
  public:
   /// sums(row, t) = row . fragments' row t, for one set of fragments over columns or two at once. `Exact`: their
-  /// numbers have 11 bits.
+  /// numbers have 11 bits. Every 64 columns are summed for themselves and then added, as sum_over_column_warps() adds
+  /// what warps have: the bits do not depend on how many warps share the columns.
   template <bool Exact>
   __device__ void multiply(const float4* fragments, float (&sums)[4]) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    float hi[2][4] = {};
-    float lo[2][4] = {};
 #pragma unroll
-    for (int J = 0; J < Columns / 16; ++J) {
-      const float4 x = fragments[32 * J + lane];
-      multiply_add<Exact>(hi[0], lo[0], left(2 * J), x.x, x.y);
-      multiply_add<Exact>(hi[1], lo[1], left(2 * J + 1), x.z, x.w);
+    for (int part = 0; part < parts; ++part) {
+      float hi[2][4] = {};
+      float lo[2][4] = {};
+#pragma unroll
+      for (int J = part * part_fragments; J < (part + 1) * part_fragments; ++J) {
+        const float4 x = fragments[32 * J + lane];
+        multiply_add<Exact>(hi[0], lo[0], left(2 * J), x.x, x.y);
+        multiply_add<Exact>(hi[1], lo[1], left(2 * J + 1), x.z, x.w);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sums[i] = (part == 0 ? 0.0f : sums[i]) + ((hi[0][i] + hi[1][i]) + (lo[0][i] + lo[1][i]));
+      }
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] = (hi[0][i] + hi[1][i]) + (lo[0][i] + lo[1][i]);
   }
   template <bool Exact>
   __device__ void multiply(const float4* first, float (&of_first)[4], const float4* second,
                            float (&of_second)[4]) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    float hi[2][4] = {};
-    float lo[2][4] = {};
 #pragma unroll
-    for (int J = 0; J < Columns / 16; ++J) {
-      const float4 x = first[32 * J + lane];
-      const float4 y = second[32 * J + lane];
-      const tf32_left near = left(2 * J);
-      multiply_add<Exact>(hi[0], lo[0], near, x.x, x.y);
-      multiply_add<Exact>(hi[1], lo[1], near, y.x, y.y);
-      const tf32_left far = left(2 * J + 1);
-      multiply_add<Exact>(hi[0], lo[0], far, x.z, x.w);
-      multiply_add<Exact>(hi[1], lo[1], far, y.z, y.w);
-    }
+    for (int part = 0; part < parts; ++part) {
+      float hi[2][4] = {};
+      float lo[2][4] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      of_first[i] = hi[0][i] + lo[0][i];
-      of_second[i] = hi[1][i] + lo[1][i];
+      for (int J = part * part_fragments; J < (part + 1) * part_fragments; ++J) {
+        const float4 x = first[32 * J + lane];
+        const float4 y = second[32 * J + lane];
+        const tf32_left near = left(2 * J);
+        multiply_add<Exact>(hi[0], lo[0], near, x.x, x.y);
+        multiply_add<Exact>(hi[1], lo[1], near, y.x, y.y);
+        const tf32_left far = left(2 * J + 1);
+        multiply_add<Exact>(hi[0], lo[0], far, x.z, x.w);
+        multiply_add<Exact>(hi[1], lo[1], far, y.z, y.w);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        of_first[i] = (part == 0 ? 0.0f : of_first[i]) + (hi[0][i] + lo[0][i]);
+        of_second[i] = (part == 0 ? 0.0f : of_second[i]) + (hi[1][i] + lo[1][i]);
+      }
     }
   }
 
@@ -135,6 +144,9 @@ class state_fragments {
       }
     }
   }
+
+  static constexpr int part_fragments = (Columns < 64 ? Columns : 64) / 16;
+  static constexpr int parts = Columns / 16 / part_fragments;
 
   [[nodiscard]] __device__ tf32_left left(int j) const { return left_factor(x_[j][0], x_[j][1], x_[j][2], x_[j][3]); }
 
