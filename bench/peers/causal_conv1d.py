@@ -60,12 +60,12 @@ def step_reference(operands):
 
 class Ours:
     def __init__(self, library):
-        self.library = library
+        self.polystate = library
 
     def forward(self, v, fresh):
         x = v["x"].transpose(1, 2)
         y = fresh.like(x)
-        self.library.call("causal_conv1d", CausalConv1d(x=x, weight=v["weight"], bias=v["bias"], y=y, act="silu"))
+        self.polystate.call("causal_conv1d", CausalConv1d(x=x, weight=v["weight"], bias=v["bias"], y=y, act="silu"))
         return {"y": y}
 
     def forward_backward(self, v, fresh):
@@ -75,14 +75,15 @@ class Ours:
         args = CausalConv1d(x=x, weight=v["weight"], bias=v["bias"], act="silu")
         grads = CausalConv1dGrads(d_y=v["d_y"].transpose(1, 2), **{k: t for k, t in result.items() if k != "y"})
         function = "causal_conv1d_backward"
-        self.library.call(function, args, grads, workspace=self.library.workspace(function, args, grads, empty=fresh))
+        workspace = self.polystate.workspace(function, args, grads, empty=fresh)
+        self.polystate.call(function, args, grads, workspace=workspace)
         return result
 
     def step(self, v, fresh):
         x, state = v["x"].transpose(1, 2), v["state"].transpose(1, 2)
         y = fresh.like(x)
         args = CausalConv1dStep(x=x, weight=v["weight"], bias=v["bias"], state=state, y=y, act="silu")
-        self.library.call("causal_conv1d_step", args)
+        self.polystate.call("causal_conv1d_step", args)
         return {"y": y, "state": state}
 
 

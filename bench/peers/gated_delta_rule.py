@@ -70,27 +70,28 @@ class Ours:
     """Calls of libpolystate_c.so."""
 
     def __init__(self, library):
-        self.library = library
+        self.polystate = library
 
     def forward(self, v, fresh):
         (B, _, HV, dv), dk = v["v"].shape, v["q"].shape[-1]
         result = {"o": fresh.like(v["v"]), "final_state": fresh(B, HV, dv, dk, dtype=torch.float32)}
-        self.library.call("gated_delta_rule", GatedDeltaRule(**self._inputs(v), **result))
+        self.polystate.call("gated_delta_rule", GatedDeltaRule(**self._inputs(v), **result))
         return result
 
     def forward_backward(self, v, fresh):
         o = fresh.like(v["v"])
-        self.library.call("gated_delta_rule", GatedDeltaRule(**self._inputs(v), o=o))
+        self.polystate.call("gated_delta_rule", GatedDeltaRule(**self._inputs(v), o=o))
         gradients = {"d_" + k: fresh.like(v[k]) for k in OPERANDS}
         args = GatedDeltaRule(**self._inputs(v))
         grads = GatedDeltaRuleGrads(d_o=v["d_o"], **gradients)
         function = "gated_delta_rule_backward"
-        self.library.call(function, args, grads, workspace=self.library.workspace(function, args, grads, empty=fresh))
+        workspace = self.polystate.workspace(function, args, grads, empty=fresh)
+        self.polystate.call(function, args, grads, workspace=workspace)
         return {"o": o, **gradients}
 
     def step(self, v, fresh):
         o = fresh.like(v["v"])
-        self.library.call("gated_delta_rule_step", GatedDeltaRuleStep(**self._inputs(v), state=v["state"], o=o))
+        self.polystate.call("gated_delta_rule_step", GatedDeltaRuleStep(**self._inputs(v), state=v["state"], o=o))
         return {"o": o, "state": v["state"]}
 
     @staticmethod

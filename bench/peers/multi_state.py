@@ -126,7 +126,7 @@ class Ours:
     bank = ("S", "mu", "Sigma", "counters")
 
     def __init__(self, library, m, top_k=0):
-        self.library, self.m, self.top_k = library, m, top_k
+        self.polystate, self.m, self.top_k = library, m, top_k
 
     def forward(self, v, fresh):
         o = fresh.like(v["v"])
@@ -146,7 +146,7 @@ class Ours:
         return {"o": o}
 
     def _call(self, function, fresh, args):
-        self.library.call(function, args, workspace=self.library.workspace(function, args, empty=fresh))
+        self.polystate.call(function, args, workspace=self.polystate.workspace(function, args, empty=fresh))
 
     @staticmethod
     def _of(v, names):

@@ -98,7 +98,7 @@ class Ours:
     """Calls of libpolystate_c.so on logical views."""
 
     def __init__(self, library):
-        self.library = library
+        self.polystate = library
 
     def forward(self, v, fresh):
         y = fresh.like(v["u"])
@@ -118,11 +118,11 @@ class Ours:
         sequence = {k: v[k][:, None] for k in ("u", "delta", "z", "B", "C")}
         y = fresh.like(sequence["u"])
         args = SelectiveScanStep(**{**v, **sequence}, y=y, delta_softplus=True)
-        self.library.call("selective_scan_step", args)
+        self.polystate.call("selective_scan_step", args)
         return {"y": y, "state": v["state"]}
 
     def _call(self, function, fresh, *operands):
-        self.library.call(function, *operands, workspace=self.library.workspace(function, *operands, empty=fresh))
+        self.polystate.call(function, *operands, workspace=self.polystate.workspace(function, *operands, empty=fresh))
 
 
 class Mamba:

@@ -67,28 +67,29 @@ class Ours:
     """Calls of libpolystate_c.so."""
 
     def __init__(self, library):
-        self.library = library
+        self.polystate = library
 
     def forward(self, v, fresh):
         (B, _, H, P), N = v["x"].shape, v["B"].shape[-1]
         result = {"y": fresh.like(v["x"]), "final_state": fresh(B, H, P, N, dtype=torch.float32)}
-        self.library.call("ssd", Ssd(**self._inputs(v), **result))
+        self.polystate.call("ssd", Ssd(**self._inputs(v), **result))
         return result
 
     def forward_backward(self, v, fresh):
         y = fresh.like(v["x"])
-        self.library.call("ssd", Ssd(**self._inputs(v), y=y))
+        self.polystate.call("ssd", Ssd(**self._inputs(v), y=y))
         gradients = {"d_" + k: fresh.like(v[k]) for k in GRADIENTS}
         args = Ssd(**self._inputs(v))
         grads = SsdGrads(d_y=v["d_y"], **{**gradients, "d_D": gradients["d_D"][:, None]})
         function = "ssd_backward"
-        self.library.call(function, args, grads, workspace=self.library.workspace(function, args, grads, empty=fresh))
+        workspace = self.polystate.workspace(function, args, grads, empty=fresh)
+        self.polystate.call(function, args, grads, workspace=workspace)
         return {"y": y, **gradients}
 
     def step(self, v, fresh):
         tokens = {k: v[k][:, None] for k in ("x", "dt", "B", "C", "z")}
         y = fresh.like(tokens["x"])
-        self.library.call("ssd_step", SsdStep(**{**self._inputs(v), **tokens}, state=v["state"], y=y))
+        self.polystate.call("ssd_step", SsdStep(**{**self._inputs(v), **tokens}, state=v["state"], y=y))
         return {"y": y, "state": v["state"]}
 
     @staticmethod
