@@ -4,6 +4,8 @@
 
 #include "causal_conv1d/cuda_problem.cuh"
 #include "support/random.hpp"
+#include "support/refusal.hpp"
+#include "support/tail.hpp"
 
 #include <algorithm>
 #include <array>
@@ -229,6 +231,29 @@ TEST(CausalConv1dCuda, FixedDims) {
   };
   same(std::integral_constant<int, 4>{});
   same(std::integral_constant<int, 6>{});  // any width has the general kernels
+}
+
+// Tokens behind the last offset are of no sequence: their outputs are 0, and final states end before them.
+TEST(CausalConv1dCuda, RowsOfNoSequence) {
+  std::mt19937 rng(28);
+  for (const auto& memory : {channel_last, channel_first}) {
+    for (const std::int64_t W : {1, 4, 6}) {
+      const conv_problem<Data> whole(
+          conv_shape{.B = 1, .T = 48, .D = 16, .W = W, .lengths = {20, 28}, .memory = memory}, rng);
+      for (const std::int32_t end : {31, 20, 0}) {
+        SCOPED_TRACE(::testing::Message() << "W " << W << ", end " << end);
+        auto cut = whole;
+        cut.cu_seqlens.assign({0, std::min(end, 20), end});
+        EXPECT_TRUE(cleared_from(end, on_device(cut).y, on_device(whole).y));
+        auto none = whole;
+        none.cu_seqlens = tensor<std::int32_t, 1>({1});
+        none.cu_seqlens.assign({0});
+        none.initial_state = {};
+        none.final_state = {};
+        EXPECT_TRUE(all_are(on_device(none).y.view(), 0.0));
+      }
+    }
+  }
 }
 
 // bugs B095: a run split anywhere and resumed from the state is the whole run, to the bit.

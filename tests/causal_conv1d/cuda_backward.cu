@@ -5,6 +5,7 @@
 #include "causal_conv1d/cuda_problem.cuh"
 #include "support/random.hpp"
 #include "support/refusal.hpp"
+#include "support/tail.hpp"
 #include "support/workspace.cuh"
 
 #include <algorithm>
@@ -337,6 +338,21 @@ TEST(CausalConv1dCudaBackward, AbsentUpstreamIsZero) {
 }
 
 // bugs F11: twenty runs, bit for bit.
+// Tokens behind the last offset are of no sequence: their gradients are 0, and they add to none.
+TEST(CausalConv1dCudaBackward, RowsOfNoSequence) {
+  std::mt19937 rng(38);
+  for (const auto& memory : {channel_last, channel_first}) {
+    for (const std::int64_t W : {1, 4, 6}) {
+      backward_problem whole(conv_shape{.B = 1, .T = 48, .D = 16, .W = W, .lengths = {20, 28}, .memory = memory}, rng);
+      whole.g.d_final_state = {};
+      auto cut = whole;
+      cut.p.cu_seqlens.assign({0, 20, 31});
+      clear_from(31, whole.g.d_y);
+      judge(on_device(cut), whole);
+    }
+  }
+}
+
 TEST(CausalConv1dCudaBackward, TwentyRunsGiveTheSameBits) {
   std::mt19937 rng(41);
   for (const auto& memory : {channel_last, channel_first, layout<3>{{0, 1, 2}, 1}}) {

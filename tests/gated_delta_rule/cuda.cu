@@ -4,6 +4,7 @@
 
 #include "gated_delta_rule/cuda_problem.cuh"
 #include "support/refusal.hpp"
+#include "support/tail.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -207,22 +208,117 @@ TYPED_TEST(GatedDeltaRuleCuda, NanStaysInItsHead) {
   }
 }
 
-// An infinite state stays what the definition makes of it, and reaches no other row. What is read from it is not
-// finite, but NaN where the definition has an infinity: tensor cores take a float in two parts, of which the second is
-// then NaN.
+// An infinite state stays and reads as what the definition makes of it, and reaches no other row.
 TYPED_TEST(GatedDeltaRuleCuda, InfiniteState) {
   std::mt19937 rng(51);
   delta_problem<TypeParam, rule::gated> p(delta_shape{.B = 1, .T = 3, .HK = 1, .HV = 1, .dk = 8, .dv = 4}, rng);
   p.initial_state.view()(0, 0, 1, 2) = std::numeric_limits<float>::infinity();
-  auto got = on_device(p);
-  delta_problem<double, rule::gated> want = p.in_double();
-  run_reference(want);
-  for (std::int64_t t = 0; t < 3; ++t) {
-    TypeParam& o = got.o.view()(0, t, 0, 1);
-    ASSERT_TRUE(std::isinf(want.o.view()(0, t, 0, 1)));
-    ASSERT_FALSE(std::isfinite(static_cast<float>(o)));
-    o = static_cast<TypeParam>(static_cast<float>(want.o.view()(0, t, 0, 1)));
+  judge(on_device(p), p);
+}
+
+// Where nothing is written nothing is added, not even 0 times what has left the range of float.
+TYPED_TEST(GatedDeltaRuleCuda, NothingIsAddedWhereNothingIsWritten) {
+  std::mt19937 rng(55);
+  delta_problem<TypeParam, rule::gated_delta> p(delta_shape{.B = 1, .T = 40, .HK = 1, .HV = 1, .dk = 1, .dv = 1}, rng);
+  const auto all = [](auto& tensor, double value) {
+    for_each(tensor.view(), [&](auto& x) { x = static_cast<std::remove_reference_t<decltype(x)>>(value); });
+  };
+  all(p.g, 5);
+  all(p.beta, 0);
+  all(p.q, 1);
+  all(p.k, 1);
+  all(p.initial_state, 1);
+  const auto got = on_device(p);
+  for (std::int64_t t = 0; t < 40; ++t) {
+    const auto o = static_cast<double>(got.o.view()(0, t, 0, 0));
+    const double state = std::exp(5.0 * static_cast<double>(t + 1));
+    if (state > 1e39) EXPECT_TRUE(std::isinf(o) && o > 0) << "token " << t;
+    if (state < 1e4) EXPECT_NEAR(o / (p.scale * state), 1.0, 0.01) << "token " << t;
+    EXPECT_FALSE(std::isnan(o)) << "token " << t;
   }
+  EXPECT_TRUE(std::isinf(got.final_state.view()(0, 0, 0, 0)));
+}
+
+// Squares that leave the range of float: the contract's limit on CUDA, which validate() finds.
+TYPED_TEST(GatedDeltaRuleCuda, RowsThatFloatCannotSquare) {
+  if (std::is_same_v<TypeParam, half>) return;  // of half every square fits
+  std::mt19937 rng(56);
+  delta_problem<TypeParam, rule::gated_delta> p(
+      delta_shape{.B = 2, .T = 5, .HK = 2, .HV = 2, .dk = 3, .dv = 2, .qk_l2norm = true}, rng);
+  EXPECT_TRUE(validate(on_cuda{}, device_delta<TypeParam, rule::gated_delta>(p).args()).ok());
+  auto large = p;
+  large.q.view()(1, 3, 0, 1) = static_cast<TypeParam>(2e19f);
+  EXPECT_TRUE(refuses(validate(on_cuda{}, device_delta<TypeParam, rule::gated_delta>(large).args()), error_code::value,
+                      "q", "row (1, 3, 0) is 4e+38, supported on_cuda: 0, or 1e-30 to 1e+38"));
+  auto small = p;
+  const auto validated = [&] {
+    const device_delta<TypeParam, rule::gated_delta> device(small);
+    auto args = device.args();
+    args.l2norm_eps = 0;
+    return validate(on_cuda{}, args);
+  };
+  for (std::int64_t i = 0; i < 3; ++i) small.k.view()(0, 4, 1, i) = static_cast<TypeParam>(1e-25f);
+  EXPECT_TRUE(refuses(validated(), error_code::value, "k", "row (0, 4, 1)"));
+  for (std::int64_t i = 0; i < 3; ++i) small.k.view()(0, 4, 1, i) = static_cast<TypeParam>(0.0f);
+  EXPECT_TRUE(validated().ok());
+}
+
+// A launch that asks for more shared memory than a kernel has without asking leaves the user's last error alone.
+TYPED_TEST(GatedDeltaRuleCuda, LastErrorOfTheUser) {
+  std::mt19937 rng(57);
+  const delta_problem<TypeParam, rule::gated_delta> p(
+      delta_shape{.B = 1, .T = 20, .HK = 1, .HV = 1, .dk = 128, .dv = 128}, rng);
+  const device_delta<TypeParam, rule::gated_delta> device(p);
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_EQ(cudaSetDevice(99), cudaErrorInvalidDevice);
+    EXPECT_TRUE(try_gated_delta_rule(on_cuda{}, device.args()).ok());
+    EXPECT_EQ(cudaPeekAtLastError(), cudaErrorInvalidDevice);
+    EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
+  }
+  POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
+}
+
+// Tokens behind the last offset are of no sequence: their outputs are 0.
+TYPED_TEST(GatedDeltaRuleCuda, RowsOfNoSequence) {
+  std::mt19937 rng(58);
+  const delta_problem<TypeParam, rule::gated_delta> whole(
+      delta_shape{.B = 1, .T = 48, .HK = 1, .HV = 2, .dk = 24, .dv = 20, .lengths = {20, 28}}, rng);
+  auto cut = whole;
+  cut.cu_seqlens.assign({0, 20, 31});
+  EXPECT_TRUE(cleared_from(31, on_device(cut).o, on_device(whole).o));
+}
+
+// Devices with less shared memory run other tiles, to the same values, or refuse what has no room.
+TYPED_TEST(GatedDeltaRuleCuda, LessSharedMemory) {
+  std::mt19937 rng(59);
+  for (const std::size_t kib : {99, 163}) {
+    const on_cuda exec{.shared_memory_limit = kib * 1024};
+    for (const std::int64_t dk : {64, 128, 200, 256, 512}) {
+      const delta_problem<TypeParam, rule::gated_delta> p(
+          delta_shape{.B = 2, .T = 37, .HK = 10, .HV = 20, .dk = dk, .dv = 70, .qk_l2norm = true}, rng);
+      const device_delta<TypeParam, rule::gated_delta> device(p);
+      SCOPED_TRACE(::testing::Message() << kib << " KiB, dk " << dk);
+      if (kib == 99 && dk == 512) {
+        EXPECT_TRUE(refuses(check(exec, device.args()), error_code::unsupported, "q", "up to 101376"));
+        continue;
+      }
+      gated_delta_rule(exec, device.args());
+      POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
+      auto got = p;
+      device.download(got);
+      judge(got, p);
+    }
+  }
+}
+TYPED_TEST(GatedDeltaRuleCuda, SanitizerLessSharedMemory) {
+  std::mt19937 rng(60);
+  const delta_problem<TypeParam, rule::gated_delta> p(
+      delta_shape{.B = 1, .T = 21, .HK = 1, .HV = 1, .dk = 256, .dv = 20}, rng);
+  const device_delta<TypeParam, rule::gated_delta> device(p);
+  gated_delta_rule(on_cuda{.shared_memory_limit = std::size_t{99} * 1024}, device.args());
+  POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
+  auto got = p;
+  device.download(got);
   judge(got, p);
 }
 

@@ -4,6 +4,7 @@
 
 #include "gated_delta_rule/cuda_problem.cuh"
 #include "support/refusal.hpp"
+#include "support/tail.hpp"
 #include "support/workspace.cuh"
 
 #include <algorithm>
@@ -77,18 +78,19 @@ void judge(const delta_gradients<Data, Rule>& got, const delta_problem<Data, Rul
 /// Runs the backward; with `window` in windows of so many tokens, whatever the memory.
 template <class Data, class Rule>
 delta_gradients<Data, Rule> backward_on_device(const delta_problem<Data, Rule>& p, delta_gradients<Data, Rule> g,
-                                               std::int64_t window = 0) {
+                                               std::int64_t window = 0, const on_cuda& exec = {}) {
   const device_delta<Data, Rule> device(p);
   const device_gradients<Data, Rule> gradients(g);
   if (window == 0) {
-    gated_delta_rule_backward(on_cuda{}, device.args(), gradients.views());
+    gated_delta_rule_backward(exec, device.args(), gradients.views());
   } else {
     namespace rec = detail::cuda::recurrence;
     const auto call = rec::make_backward_call(device.args(), gradients.views());
-    const rec::backward_plan plan = rec::with_window(rec::make_plan(call), call.all, window);
+    const rec::backward_plan plan =
+        rec::with_window(rec::make_plan(call, detail::cuda::limits_of({})), call.all, window);
     const device_memory scratch(rec::scratch_bytes(plan));
     detail::cuda::workspace_carver hand_out(scratch.data());
-    EXPECT_TRUE(rec::launch_backward<rec::key_dims>("test", on_cuda{}, call, plan, rec::carve(hand_out, plan)).ok());
+    EXPECT_TRUE(rec::launch_backward<rec::any_shape>("test", on_cuda{}, call, plan, rec::carve(hand_out, plan)).ok());
   }
   POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
   gradients.download(g);
@@ -254,6 +256,35 @@ TYPED_TEST(GatedDeltaRuleBackwardCuda, SanitizerBackward) {
   s.lengths = {3, 0, 18};
   s.memory = {{0, 2, 3, 1}, 3};
   expect_gradients(delta_problem<TypeParam, rule::gated>(s, rng), delta_gradients<TypeParam, rule::gated>(s, rng), 16);
+}
+
+// Tokens behind the last offset are of no sequence: their gradients are 0, and they add to none.
+TYPED_TEST(GatedDeltaRuleBackwardCuda, RowsOfNoSequence) {
+  std::mt19937 rng(141);
+  const delta_shape s{.B = 1, .T = 48, .HK = 1, .HV = 2, .dk = 24, .dv = 20, .lengths = {20, 28}};
+  const delta_problem<TypeParam, rule::gated_delta> whole(s, rng);
+  delta_gradients<TypeParam, rule::gated_delta> g(s, rng);
+  g.d_final_state = {};
+  auto cut = whole;
+  cut.cu_seqlens.assign({0, 20, 31});
+  const auto got = backward_on_device(cut, g);
+  clear_from(31, g.d_o);
+  judge(got, whole, g);
+}
+
+// Devices with less shared memory run other tiles, to the same values, or refuse what has no room.
+TYPED_TEST(GatedDeltaRuleBackwardCuda, LessSharedMemory) {
+  std::mt19937 rng(142);
+  for (const std::size_t kib : {99, 163}) {
+    for (const std::int64_t dk : {64, 128, 200, 512}) {
+      if (kib == 99 && dk == 512) continue;
+      SCOPED_TRACE(::testing::Message() << kib << " KiB, dk " << dk);
+      const delta_shape s{.B = 1, .T = 37, .HK = 2, .HV = 4, .dk = dk, .dv = 300, .qk_l2norm = true};
+      const delta_problem<TypeParam, rule::gated_delta> p(s, rng);
+      const delta_gradients<TypeParam, rule::gated_delta> g(s, rng);
+      judge(backward_on_device(p, g, 0, {.shared_memory_limit = kib * 1024}), p, g);
+    }
+  }
 }
 
 }  // namespace

@@ -28,8 +28,7 @@ void launch_walk(void (*kernel)(Params), const Params& p, std::size_t shared_byt
   const detail::cuda::grid g{
       .blocks = p.items.size() * p.in.heads() * detail::cuda::tiles_of(p.in.dv(), split::block_rows),
       .threads = split::threads,
-      .shared_bytes = shared_bytes,
-      .most_shared_bytes = rec::shared_memory_limit()};
+      .shared_bytes = shared_bytes};
   EXPECT_TRUE(detail::cuda::launch("walk", on_cuda{}, g, kernel, p).ok());
   POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
 }

@@ -66,7 +66,7 @@ void expect_tensor_split() {
   EXPECT_EQ(split::preparing_keys + split::storing, split::preparing);
   EXPECT_EQ(split::block_rows % split::warp_rows, 0);
   EXPECT_EQ(rec::recorded_rows(1) % split::warp_rows, 0);
-  EXPECT_EQ(rec::gradient_rows % split::warp_rows, 0);
+  EXPECT_EQ(rec::least_gradient_rows % split::warp_rows, 0);
 }
 
 TEST(RecurrencePolicy, WalkersHoldWholeRows) {
@@ -77,6 +77,7 @@ TEST(RecurrencePolicy, WalkersHoldWholeRows) {
   expect_tensor_split<128, 8>();
   expect_tensor_split<128, 2, false>();
   expect_tensor_split<128, 4, false>();
+  expect_tensor_split<256, 1>();
   expect_tensor_split<256, 4>();
   expect_tensor_split<512, 8>();
 }
@@ -86,31 +87,38 @@ TEST(RecurrencePolicy, WalkersOfABlockChangeNoSum) {
   EXPECT_EQ((rec::tensor_split<128, 2, true>::columns % 64), 0);
   EXPECT_EQ((rec::tensor_split<128, 4, true>::columns), (rec::tensor_split<128, 8, true>::columns));
   EXPECT_EQ((rec::tensor_split<256, 4, true>::columns), (rec::tensor_split<256, 8, true>::columns));
+  EXPECT_EQ((rec::tensor_split<256, 4, true>::columns), (rec::tensor_split<256, 1, true>::columns));
   EXPECT_EQ((rec::tensor_split<512, 4, true>::columns), (rec::tensor_split<512, 8, true>::columns));
 }
 
 TEST(RecurrencePolicy, AsFewWalkAsFillTheMultiprocessors) {
-  EXPECT_EQ(rec::choose_walkers<128>(4, 128, 132, true), 2);   // 16 blocks of 32 rows
-  EXPECT_EQ(rec::choose_walkers<128>(33, 128, 132, true), 2);  // as many as multiprocessors
-  EXPECT_EQ(rec::choose_walkers<128>(34, 128, 132, true), 4);
-  EXPECT_EQ(rec::choose_walkers<128>(66, 128, 132, true), 4);  // as many blocks of 64 rows
-  EXPECT_EQ(rec::choose_walkers<128>(67, 128, 132, true), 8);
-  EXPECT_EQ(rec::choose_walkers<128>(67, 128, 132, false), 4);  // no shared memory for eight
-  EXPECT_EQ(rec::choose_walkers<128>(8 * 16, 128, 132, true), 8);
-  EXPECT_EQ(rec::choose_walkers<128>(8 * 48, 64, 132, true), 4);  // no rows for eight
-  EXPECT_EQ(rec::choose_walkers<64>(4, 64, 132, true), 4);
-  EXPECT_EQ(rec::choose_walkers<256>(6, 512, 132, true), 4);
+  constexpr rec::walker_room all;
+  constexpr rec::walker_room four = {.eight = false};
+  constexpr rec::walker_room none = {.four = false, .eight = false};
+  EXPECT_EQ(rec::choose_walkers<128>(4, 128, 132, all), 2);   // 16 blocks of 32 rows
+  EXPECT_EQ(rec::choose_walkers<128>(33, 128, 132, all), 2);  // as many as multiprocessors
+  EXPECT_EQ(rec::choose_walkers<128>(34, 128, 132, all), 4);
+  EXPECT_EQ(rec::choose_walkers<128>(66, 128, 132, all), 4);  // as many blocks of 64 rows
+  EXPECT_EQ(rec::choose_walkers<128>(67, 128, 132, all), 8);
+  EXPECT_EQ(rec::choose_walkers<128>(67, 128, 132, four), 4);
+  EXPECT_EQ(rec::choose_walkers<128>(8 * 16, 128, 132, all), 8);
+  EXPECT_EQ(rec::choose_walkers<128>(8 * 48, 64, 132, all), 4);  // no rows for eight
+  EXPECT_EQ(rec::choose_walkers<64>(4, 64, 132, all), 4);
+  EXPECT_EQ(rec::choose_walkers<256>(6, 512, 132, all), 4);
+  EXPECT_EQ(rec::choose_walkers<256>(600, 512, 132, all), 8);
+  EXPECT_EQ(rec::choose_walkers<256>(600, 512, 132, none), 1);  // short tiles
+  EXPECT_EQ(rec::choose_walkers<512>(600, 512, 132, none), 4);  // check() refuses
 }
 
 TEST(RecurrencePolicy, WalkersAreOnesThatThereAre) {
   for (const std::int64_t states : {1, 33, 34, 66, 67, 1000}) {
     int called = 0;
-    const status s = rec::with_walkers<128>(states, 128, 132, true, [&](auto walkers) {
+    const status s = rec::with_walkers<128>(rec::choose_walkers<128>(states, 128, 132, {}), [&](auto walkers) {
       called = walkers;
       return status{};
     });
     EXPECT_TRUE(s.ok());
-    EXPECT_EQ(called, rec::choose_walkers<128>(states, 128, 132, true));
+    EXPECT_EQ(called, rec::choose_walkers<128>(states, 128, 132, {}));
   }
 }
 

@@ -6,6 +6,7 @@
 #include "multi_state/cuda_problem.cuh"
 #include "support/random.hpp"
 #include "support/refusal.hpp"
+#include "support/tail.hpp"
 #include "support/workspace.cuh"
 
 #include <cmath>
@@ -207,6 +208,53 @@ TEST(MultiStateCudaFrame, NanStaysInItsHead) {
         ASSERT_EQ(std::isnan(x), reached) << b << ' ' << t << ' ' << h;
         if (!reached) ASSERT_EQ(x, clean.o.view()(b, t, h, 0)) << b << ' ' << t << ' ' << h;
       }
+    }
+  }
+}
+
+// Tokens behind the last offset are of no sequence: their outputs are 0.
+template <class Cell>
+void expect_tail_cleared() {
+  std::mt19937 rng(22);
+  const layer_problem<float, Cell> whole({.B = 1, .T = 48, .m = 8, .lengths = {20, 28}}, rng);
+  auto cut = whole;
+  cut.cu_seqlens.assign({0, 20, 31});
+  const auto run = [](const layer_problem<float, Cell>& p) {
+    auto out = p.results(p.shape.T);
+    device_mirror mirror;
+    add_to(mirror, p);
+    add_to(mirror, out);
+    auto args = mirrored(mirror, p.args(out));
+    args.S = {}, args.mu = {}, args.Sigma = {};
+    multi_state(on_cuda{}, args);
+    POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
+    mirror.download(out.o);
+    return out;
+  };
+  EXPECT_TRUE(cleared_from(31, run(cut).o, run(whole).o));
+}
+TEST(MultiStateCudaFrame, RowsOfNoSequence) {
+  expect_tail_cleared<merlin_cell<float>>();
+  expect_tail_cleared<fenwick_cell<float>>();
+  expect_tail_cleared<cell<rule::gated_delta, separation::single, router::none>>();
+}
+
+// Devices with less shared memory run other tiles, to the same values, or refuse what has no room.
+TEST(MultiStateCudaFrame, LessSharedMemory) {
+  std::mt19937 rng(23);
+  for (const std::size_t kib : {99, 163}) {
+    const on_cuda exec{.shared_memory_limit = kib * 1024};
+    for (const std::int64_t dk : {40, 200, 512}) {
+      const layer_problem<float, merlin_cell<float>> p({.T = 40, .dk = dk, .dv = 20, .dr = 200, .m = 16}, rng);
+      if (kib == 99 && dk == 512) {
+        auto out = p.results();
+        device_mirror mirror;
+        add_to(mirror, p);
+        add_to(mirror, out);
+        EXPECT_TRUE(refuses(check(exec, mirrored(mirror, p.args(out))), error_code::unsupported, "in", "up to 101376"));
+        continue;
+      }
+      judge(on_device(p, entries_of(p), exec), wanted(p, entries_of(p)));
     }
   }
 }

@@ -233,6 +233,33 @@ TEST(SegmentMomentsCudaFrame, FixedDims) {
   }
 }
 
+// Devices with less shared memory run other tiles, to the same values, or refuse what has no room.
+TEST(SegmentMomentsCudaFrame, LessSharedMemory) {
+  std::mt19937 rng(23);
+  for (const std::size_t kib : {99, 163}) {
+    const on_cuda exec{.shared_memory_limit = kib * 1024};
+    for (const auto rule : {moment_rule::plain, moment_rule::delta}) {
+      for (const std::int64_t dr : {40, 200, 512}) {
+        const moments_problem<float, uniform> p({.B = 1, .T = 30, .HR = 2, .dr = dr, .moment_rule = rule}, rng, 8, {});
+        const device_moments<float, uniform> device(p);
+        const device_moments<float, uniform> all(p);
+        if (kib == 99 && dr == 512) {
+          EXPECT_TRUE(refuses(check(exec, device.args()), error_code::unsupported, "moments.k", "up to 101376"));
+          continue;
+        }
+        segment_moments(exec, device.args());
+        segment_moments(on_cuda{}, all.args());
+        POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
+        auto got = p;
+        auto want = p;
+        device.download(got);
+        all.download(want);
+        EXPECT_TRUE(bitwise_equal(got.Sigma, want.Sigma)) << kib << " KiB, dr " << dr;
+      }
+    }
+  }
+}
+
 TEST(SegmentMomentsCudaFrame, Refusals) {
   std::mt19937 rng(20);
   const moments_problem<float, uniform> p({.B = 1, .T = 9, .HR = 1, .dr = 4}, rng, 4, {}, {4, 5});

@@ -4,6 +4,7 @@
 
 #include "segment_moments/cuda_problem.cuh"
 #include "support/refusal.hpp"
+#include "support/tail.hpp"
 #include "support/workspace.cuh"
 
 #include <cmath>
@@ -186,6 +187,16 @@ TYPED_TEST(SegmentMomentsBackwardCuda, SanitizerBackward) {
   run(moments_problem<TypeParam, uniform>({.B = 1, .T = 21, .HR = 2, .dr = 33, .divide_by = divide_by::count}, rng, 4,
                                           {}, {3, 0, 18}));
   run(moments_problem<TypeParam, boundaries>({.B = 2, .T = 21, .HR = 1, .dr = 70}, rng, 1, {0, 5, 6, 21}));
+}
+
+// Tokens behind the last offset are of no sequence: their gradients are 0.
+TYPED_TEST(SegmentMomentsBackwardCuda, RowsOfNoSequence) {
+  std::mt19937 rng(39);
+  const moments_problem<TypeParam, uniform> whole({.B = 1, .T = 36, .HR = 2, .dr = 12}, rng, 8, {}, {20, 16});
+  const moments_gradients<TypeParam> g(whole, rng);
+  auto cut = whole;
+  cut.cu_seqlens.assign({0, 20, 33});
+  EXPECT_TRUE(cleared_from(33, backward_on_device(cut, g).keys.d_k, backward_on_device(whole, g).keys.d_k));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "selective_scan/cuda_problem.cuh"
 #include "support/recurrence_properties.hpp"
 #include "support/refusal.hpp"
+#include "support/tail.hpp"
 #include "support/workspace.cuh"
 
 #include <polystate/cuda/selective_scan.cuh>
@@ -143,7 +144,8 @@ TEST(SelectiveScanCuda, LanesAlongTime) {
     SCOPED_TRACE(::testing::Message() << "B " << s.B << ", T " << s.T << ", D " << s.D << ", G " << s.G << ", N " << s.N
                                       << ", sequences " << s.lengths.size());
     const scan_problem<Data> p(s, rng);
-    const auto plan = detail::cuda::scan::plan_forward(device_scan<Data>(p).args(), 132, false);
+    const auto plan =
+        detail::cuda::scan::plan_forward(device_scan<Data>(p).args(), {132, std::size_t{227} << 10}, false);
     if (plan.along_time) cuts.insert(plan.over_time.schedule.how);
     expect_reference_in_workspace(p);
   };
@@ -554,6 +556,31 @@ TEST(SelectiveScanCuda, Refusals) {
   EXPECT_TRUE(refuses(validate(on_cuda{}, bad.args()), error_code::value, "cu_seqlens", "entry 2 is 9"));
   selective_scan(on_cuda{}, bad.args());  // clamped: no access leaves the operands
   POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
+}
+
+// Tokens behind the last offset are of no sequence: their outputs are 0.
+TEST(SelectiveScanCuda, RowsOfNoSequence) {
+  std::mt19937 rng(42);
+  for (const std::int64_t T : {48, 1600}) {  // lanes over states, lanes along time
+    const auto half = static_cast<std::int32_t>(T / 2);
+    const scan_problem<Data> whole(scan_shape{.B = 1, .T = T, .D = 12, .G = 1, .N = 16, .lengths = {half, half}}, rng);
+    auto cut = whole;
+    cut.cu_seqlens.assign({0, half, half + 7});
+    EXPECT_TRUE(cleared_from(half + 7, on_device(cut).y, on_device(whole).y));
+  }
+}
+
+// Devices with less shared memory run other tiles, to the same values.
+TEST(SelectiveScanCuda, LessSharedMemory) {
+  std::mt19937 rng(43);
+  for (const std::size_t kib : {99, 163}) {
+    for (const std::int64_t N : {16, 256}) {
+      for (const std::int64_t T : {50, 1600}) {
+        expect_reference(scan_problem<Data>(scan_shape{.B = 1, .T = T, .D = 12, .G = 1, .N = N}, rng), {},
+                         {.shared_memory_limit = kib * 1024});
+      }
+    }
+  }
 }
 
 // dims<N> runs what dims<> chooses, and refuses other N.

@@ -5,6 +5,7 @@
 #include "selective_scan/cuda_problem.cuh"
 #include "support/recurrence_properties.hpp"
 #include "support/refusal.hpp"
+#include "support/tail.hpp"
 #include "support/workspace.cuh"
 
 #include <polystate/cuda/selective_scan.cuh>
@@ -65,6 +66,8 @@ struct device_backward {
            g.d_final_state.unchanged();
   }
 };
+
+constexpr detail::cuda::device_limits h200{132, std::size_t{227} << 10};
 
 template <class State>
 scan_gradients<Data, State> on_device(const backward_problem<State>& c, const on_cuda& exec = {}) {
@@ -275,8 +278,9 @@ TEST(SelectiveScanBackwardCuda, LargeProblems) {
     SCOPED_TRACE(::testing::Message() << "B " << shape.B << ", T " << shape.T << ", D " << shape.D);
     const backward_problem<> c(shape, rng);
     const device_backward<> device(c);
-    const auto plan = detail::cuda::scan::plan_backward(device.p.args(), device.g.views(), 132, false);
-    plans.insert({plan.is_short, plan.backward.passes, plan.backward.schedule.how});
+    const auto plan = detail::cuda::scan::plan_backward(device.p.args(), device.g.views(), h200, false);
+    plans.insert({plan.block == detail::cuda::scan::backward_block::few_lanes, plan.backward.passes,
+                  plan.backward.schedule.how});
     if (plan.checkpointed) forward_cuts.insert(plan.forward.schedule.how);
     expect_reference(c, device);
     if (HasFailure()) return;
@@ -328,7 +332,7 @@ TEST(SelectiveScanBackwardCuda, Segments) {
                                          .d_B = {static_cast<Data*>(d_B.data()), {B, T, 1, N}},
                                          .d_C = {static_cast<Data*>(d_C.data()), {B, T, 1, N}},
                                          .d_initial_state = {static_cast<float*>(d_initial_state.data()), {B, D, N}}};
-  const auto plan = detail::cuda::scan::plan_backward(args, grads, 132, false);
+  const auto plan = detail::cuda::scan::plan_backward(args, grads, h200, false);
   EXPECT_GT(detail::cuda::tiles_of(T, plan.segment_tokens), 1);
   const guarded_workspace memory(workspace_bytes(on_cuda{}, args, grads));
   selective_scan_backward(on_cuda{.workspace = memory.whole()}, args, grads);
@@ -754,6 +758,43 @@ TEST(SelectiveScanBackwardCuda, GraphReplayTwoStreamsAndAnotherThread) {
     expect_same(device.gradients(c), want);
     expect_same(second.gradients(c), want);
   }
+}
+
+// Tokens behind the last offset are of no sequence: their gradients are 0, and they add to none.
+TEST(SelectiveScanBackwardCuda, RowsOfNoSequence) {
+  std::mt19937 rng(61);
+  for (const std::int64_t T : {48, 600}) {
+    const auto half = static_cast<std::int32_t>(T / 2);
+    backward_problem<> whole(scan_shape{.B = 1, .T = T, .D = 12, .G = 1, .N = 16, .lengths = {half, half}}, rng);
+    whole.g.d_final_state = {};
+    auto cut = whole;
+    cut.p.cu_seqlens.assign({0, half, half + 7});
+    clear_from(half + 7, whole.g.d_y);
+    judge(on_device(cut), whole.reference());
+  }
+}
+
+// Devices with less shared memory run other tiles, to the same values.
+TEST(SelectiveScanBackwardCuda, LessSharedMemory) {
+  std::mt19937 rng(62);
+  for (const std::size_t kib : {99, 163}) {
+    const on_cuda exec{.shared_memory_limit = kib * 1024};
+    for (const auto& shape :
+         {scan_shape{.B = 2, .T = 20, .D = 12, .G = 2, .N = 64}, scan_shape{.B = 1, .T = 600, .D = 37, .G = 1, .N = 16},
+          scan_shape{.B = 1, .T = 300, .D = 40, .G = 1, .N = 256},
+          scan_shape{.B = 1, .T = 700, .D = 10, .G = 1, .N = 17, .lengths = {600, 0, 1, 99}},
+          scan_shape{.B = 40, .T = 150, .D = 136, .G = 1, .N = 16, .memory = channel_first}}) {
+      SCOPED_TRACE(::testing::Message() << kib << " KiB, T " << shape.T << ", N " << shape.N);
+      const backward_problem<> c(shape, rng);
+      expect_reference(c, exec);
+      expect_same(on_device(c, exec), on_device(c, exec));
+    }
+  }
+}
+TEST(SelectiveScanBackwardCuda, SanitizerLessSharedMemory) {
+  std::mt19937 rng(63);
+  expect_reference(backward_problem<>(scan_shape{.B = 1, .T = 150, .D = 20, .G = 1, .N = 18}, rng),
+                   on_cuda{.shared_memory_limit = std::size_t{99} * 1024});
 }
 
 TEST(SelectiveScanBackwardCuda, Refusals) {

@@ -4,6 +4,7 @@
 
 #include "ssd/cuda_problem.cuh"
 #include "support/refusal.hpp"
+#include "support/tail.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -196,6 +197,45 @@ TYPED_TEST(SsdCuda, GraphReplayTwoStreamsAndAnotherThread) {
     auto got = p;
     d->download(got);
     EXPECT_TRUE(bitwise_equal(got.y, want.y));
+  }
+}
+
+// Tokens behind the last offset are of no sequence: their outputs are 0.
+TYPED_TEST(SsdCuda, RowsOfNoSequence) {
+  std::mt19937 rng(85);
+  const ssd_problem<TypeParam> whole(ssd_shape{.B = 1, .T = 48, .H = 2, .G = 1, .P = 20, .N = 24, .lengths = {20, 28}},
+                                     rng);
+  auto cut = whole;
+  cut.cu_seqlens.assign({0, 20, 31});
+  const auto run = [](ssd_problem<TypeParam> p) {
+    const device_ssd<TypeParam> device(p);
+    ssd(on_cuda{}, device.args());
+    POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
+    device.download(p);
+    return p;
+  };
+  EXPECT_TRUE(cleared_from(31, run(cut).y, run(whole).y));
+}
+
+// Devices with less shared memory run other tiles, to the same values, or refuse what has no room.
+TYPED_TEST(SsdCuda, LessSharedMemory) {
+  std::mt19937 rng(86);
+  for (const std::size_t kib : {99, 163}) {
+    const on_cuda exec{.shared_memory_limit = kib * 1024};
+    for (const std::int64_t N : {64, 128, 200, 512}) {
+      const ssd_problem<TypeParam> p(ssd_shape{.B = 2, .T = 37, .H = 40, .G = 1, .P = 70, .N = N}, rng);
+      const device_ssd<TypeParam> device(p);
+      SCOPED_TRACE(::testing::Message() << kib << " KiB, N " << N);
+      if (kib == 99 && N == 512) {
+        EXPECT_TRUE(refuses(check(exec, device.args()), error_code::unsupported, "B", "up to 101376"));
+        continue;
+      }
+      ssd(exec, device.args());
+      POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
+      auto got = p;
+      device.download(got);
+      judge(got, p);
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "ssd/cuda_problem.cuh"
 #include "support/refusal.hpp"
+#include "support/tail.hpp"
 #include "support/workspace.cuh"
 
 #include <cmath>
@@ -94,17 +95,20 @@ void judge(const ssd_gradients<Data>& got, const ssd_problem<Data>& p, const ssd
 
 /// Runs the backward; with `window` in windows of so many tokens, whatever the memory.
 template <class Data>
-ssd_gradients<Data> backward_on_device(const ssd_problem<Data>& p, ssd_gradients<Data> g, std::int64_t window = 0) {
+ssd_gradients<Data> backward_on_device(const ssd_problem<Data>& p, ssd_gradients<Data> g, std::int64_t window = 0,
+                                       const on_cuda& exec = {}) {
   const device_ssd<Data> device(p);
   const device_gradients<Data> gradients(g);
   if (window == 0) {
-    ssd_backward(on_cuda{}, device.args(), gradients.views());
+    ssd_backward(exec, device.args(), gradients.views());
   } else {
     namespace rec = detail::cuda::recurrence;
     const auto call = rec::make_backward_call(device.args(), gradients.views());
-    const rec::backward_plan plan = rec::with_window(rec::make_plan(call), call.all, window);
+    const rec::backward_plan plan =
+        rec::with_window(rec::make_plan(call, detail::cuda::limits_of({})), call.all, window);
     const device_memory scratch(rec::scratch_bytes(plan));
-    EXPECT_TRUE(rec::run_backward("test", on_cuda{}, call, plan, scratch.data(), gradients.views()).ok());
+    EXPECT_TRUE(
+        rec::run_backward<rec::any_shape>("test", on_cuda{}, call, plan, scratch.data(), gradients.views()).ok());
   }
   POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
   gradients.download(g);
@@ -255,6 +259,36 @@ TYPED_TEST(SsdBackwardCuda, SanitizerBackward) {
   s.memory = {{0, 2, 3, 1}, 3};
   s.D = skip::per_head;
   expect_gradients(ssd_problem<TypeParam>(s, rng), ssd_gradients<TypeParam>(s, rng), 16);
+}
+
+// Tokens behind the last offset are of no sequence: their gradients are 0, and they add to none.
+TYPED_TEST(SsdBackwardCuda, RowsOfNoSequence) {
+  std::mt19937 rng(131);
+  for (const bool gated : {false, true}) {
+    const ssd_shape s{.B = 1, .T = 48, .H = 2, .G = 1, .P = 20, .N = 24, .z = gated, .lengths = {20, 28}};
+    const ssd_problem<TypeParam> whole(s, rng);
+    ssd_gradients<TypeParam> g(s, rng);
+    g.d_final_state = {};
+    auto cut = whole;
+    cut.cu_seqlens.assign({0, 20, 31});
+    const auto got = backward_on_device(cut, g);
+    clear_from(31, g.d_y);
+    judge(got, whole, g);
+  }
+}
+
+// Devices with less shared memory run other tiles, to the same values.
+TYPED_TEST(SsdBackwardCuda, LessSharedMemory) {
+  std::mt19937 rng(132);
+  for (const std::size_t kib : {99, 163}) {
+    for (const std::int64_t N : {64, 128, 200}) {
+      SCOPED_TRACE(::testing::Message() << kib << " KiB, N " << N);
+      const ssd_shape s{.B = 1, .T = 37, .H = 4, .G = 1, .P = 300, .N = N};
+      const ssd_problem<TypeParam> p(s, rng);
+      const ssd_gradients<TypeParam> g(s, rng);
+      judge(backward_on_device(p, g, 0, {.shared_memory_limit = kib * 1024}), p, g);
+    }
+  }
 }
 
 }  // namespace

@@ -42,6 +42,9 @@ struct on_cuda {
   CUstream_st* stream = nullptr;
   polystate::workspace workspace = {};
   bool batch_invariant = false;  ///< choose the schedule from one sequence's shape alone
+  /// The most shared memory that a block may take, in bytes, where that is less than the device offers; 0: as much as
+  /// the device offers. Kernels then run with the tiles that a smaller device gets.
+  std::size_t shared_memory_limit = 0;
 };
 
 /// Calls f with the policy of that name ("reference", "cpu", "cuda"); false if there is none.

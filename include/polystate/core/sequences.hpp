@@ -31,13 +31,15 @@ class sequences {
     return packed() ? cu_seqlens_.extent(0) - 1 : batch_;
   }
   /// Sequence s. Contents that validation would refuse are clamped into 0 .. time, so no access leaves the
-  /// operand.
+  /// operand; the first one counts as 0.
   [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr token_range operator[](std::int64_t s) const {
     if (!packed()) return {s, 0, time_};
     const std::int64_t begin = boundary(s);
     const std::int64_t end = boundary(s + 1);
     return {0, begin, end < begin ? begin : end};
   }
+  /// The first token of a batch entry that no sequence holds: time, or where sequences are packed their last offset.
+  [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr std::int64_t end() const { return packed() ? boundary(size()) : time_; }
   /// The sequence that holds token t of the packed entry: the last one that begins at or before t.
   [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr std::int64_t of_token(std::int64_t t) const {
     std::int64_t low = 0;
@@ -55,6 +57,7 @@ class sequences {
 
  private:
   [[nodiscard]] POLYSTATE_HOST_DEVICE constexpr std::int64_t boundary(std::int64_t i) const {
+    if (i == 0) return 0;
     const std::int64_t t = cu_seqlens_(i);
     return t < 0 ? 0 : (t > time_ ? time_ : t);
   }

@@ -9,6 +9,7 @@
 #include <polystate/cuda/causal_conv1d/forward.cuh>
 #include <polystate/cuda/causal_conv1d/policy.hpp>
 #include <polystate/cuda/causal_conv1d/step.cuh>
+#include <polystate/cuda/clear_tail.cuh>
 #include <polystate/cuda/device.cuh>
 #include <polystate/cuda/workspace.cuh>
 
@@ -92,11 +93,10 @@ status try_causal_conv1d(const on_cuda& exec, const causal_conv1d_args<Data>& ar
   constexpr const char* name = "causal_conv1d";
   status s = check<Dims>(exec, args);
   if (!s.ok()) return s;
-  const auto params = conv1d::make_params(args, detail::cuda::multiprocessor_count());
+  const auto params = conv1d::make_params(args, detail::cuda::limits_of(exec).multiprocessors);
   // cu_seqlens of one entry: no sequence, so no row of any state either.
-  if (params.all.size() == 0) return s;
-  s = conv1d::launch_forward<conv1d::widths_of<Dims>>(name, exec, params);
-  return s.ok() && args.final_state ? conv1d::launch_final_state(name, exec, params) : s;
+  if (params.all.size() > 0) s = conv1d::launch_forward<conv1d::widths_of<Dims>>(name, exec, params);
+  return s.ok() ? conv1d::launch_forward_ends(name, exec, params) : s;
 }
 
 template <class Dims, class Data>
@@ -114,8 +114,9 @@ status try_causal_conv1d_backward(const on_cuda& exec, const causal_conv1d_args<
   if (!memory.result().ok()) return memory.result();
   detail::cuda::workspace_carver hand_out(memory.data());
   float* partials = conv1d::carve(hand_out, args, grads, schedule);
-  return conv1d::launch_backward<conv1d::widths_of<Dims>>(name, exec,
-                                                          conv1d::make_params(args, grads, schedule, partials));
+  const auto params = conv1d::make_params(args, grads, schedule, partials);
+  status result = conv1d::launch_backward<conv1d::widths_of<Dims>>(name, exec, params);
+  return result.ok() ? detail::cuda::launch_clear_tail(name, exec, params.all, grads.d_x) : result;
 }
 
 template <class Dims, class Data>

@@ -8,6 +8,7 @@
 #include <polystate/core/error.hpp>
 #include <polystate/core/exec.hpp>
 #include <polystate/core/tensor_view.hpp>
+#include <polystate/cuda/device_limits.hpp>
 #include <polystate/cuda/error.cuh>
 
 #include <cuda_runtime_api.h>
@@ -45,25 +46,37 @@ inline status check_stream(const char* op, const on_cuda& exec) {
       "belongs to device " + std::to_string(of_stream) + ", supported: the current device, " + std::to_string(current)};
 }
 
-/// Multiprocessors of the current device, which schedules are sized by.
-inline int multiprocessor_count() {
+/// The current device's limits, as far as the caller lets kernels use them; the least of any device where they are not
+/// known.
+inline device_limits limits_of(const on_cuda& exec) {
+  device_limits limits;
   int device = 0;
-  int count = 0;
-  const bool known = cudaGetDevice(&device) == cudaSuccess &&
-                     cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess;
-  return known ? count : 1;
+  int multiprocessors = 0;
+  int shared_bytes = 0;
+  if (cudaGetDevice(&device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess) {
+    limits = {multiprocessors, static_cast<std::size_t>(shared_bytes)};
+  }
+  const std::size_t asked = exec.shared_memory_limit;
+  if (asked > 0 && asked < limits.shared_bytes) limits.shared_bytes = asked;
+  return limits;
+}
+
+/// Refuses a stream under capture, which validation cannot wait for.
+inline status check_not_captured(const char* op, const on_cuda& exec) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  status s = runtime_status(op, "exec.stream", cudaStreamIsCapturing(exec.stream, &capture));
+  if (!s.ok() || capture == cudaStreamCaptureStatusNone) return s;
+  return {error_code::unsupported, op, "exec.stream", "is being captured, and validation synchronises"};
 }
 
 /// Copies an index operand to the host in stream order and waits for it, so `host` is what a kernel launched
 /// now would read. Cannot run while the stream is captured. An operand with gaps is copied entry by entry.
 inline status read_indices(const char* op, const on_cuda& exec, const char* name, const index_view& indices,
                            std::vector<std::int32_t>& host) {
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  status s = runtime_status(op, "exec.stream", cudaStreamIsCapturing(exec.stream, &capture));
+  status s = check_not_captured(op, exec);
   if (!s.ok()) return s;
-  if (capture != cudaStreamCaptureStatusNone) {
-    return {error_code::unsupported, op, "exec.stream", "is being captured, and validation synchronises"};
-  }
   host.resize(static_cast<std::size_t>(indices.size()));
   const bool contiguous = indices.size() < 2 || indices.stride(0) == 1;
   const std::size_t entries_per_copy = contiguous ? host.size() : 1;

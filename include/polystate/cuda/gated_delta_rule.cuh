@@ -4,12 +4,15 @@
 /// @file
 /// The delta family on CUDA: docs/gated_delta_rule.md says which kernel runs when.
 
+#include <polystate/cuda/clear_tail.cuh>
 #include <polystate/cuda/device.cuh>
 #include <polystate/cuda/gated_delta_rule/operands.cuh>
 #include <polystate/cuda/recurrence/backward_launch.cuh>
 #include <polystate/cuda/recurrence/forward.cuh>
 #include <polystate/cuda/recurrence/policy.hpp>
+#include <polystate/cuda/recurrence/shared_memory.cuh>
 #include <polystate/cuda/recurrence/step.cuh>
+#include <polystate/cuda/row_range.cuh>
 #include <polystate/cuda/workspace.cuh>
 #include <polystate/gated_delta_rule.hpp>
 
@@ -30,6 +33,22 @@ status check_delta_operands(const char* name, const on_cuda& exec, const Args& a
   c.bind("dk", args.q.extent(3), "q").range("dk", gated_delta_rule_limits::cuda_dk);
   c.bind("dv", args.v.extent(3), "v").range("dv", gated_delta_rule_limits::cuda_dv);
   return c.result();
+}
+
+/// The same of the passes over time, whose tiles are in shared memory.
+template <class Data, class Rule, class State, class... Grads>
+status check_delta_tiles(const char* name, const on_cuda& exec, const gated_delta_rule_args<Data, Rule, State>& args,
+                         status s, const Grads&... grads) {
+  using Form = form_of_rule<Rule>;
+  s = check_delta_operands(name, exec, args, s, s.ok() ? workspace_bytes(exec, args, grads...) : 0);
+  if (!s.ok()) return s;
+  constexpr int bytes = sizeof(Data);
+  const std::int64_t dk = args.q.extent(3);
+  if constexpr (sizeof...(Grads) > 0) {
+    return check_backward_fits<Form>(name, "q", "dk", dk, bytes, bytes, limits_of(exec));
+  } else {
+    return check_forward_fits<Form>(name, "q", "dk", dk, bytes, false, limits_of(exec));
+  }
 }
 
 }  // namespace detail::inline POLYSTATE_BUILD::cuda::recurrence
@@ -63,19 +82,18 @@ backward_call<form_of_rule<Rule>> make_backward_call(const gated_delta_rule_args
 
 /// For the operands of a valid call; 0 for one that check() refuses.
 template <class Data, class Rule, class State>
-std::size_t workspace_bytes(const on_cuda&, const gated_delta_rule_args<Data, Rule, State>& args,
+std::size_t workspace_bytes(const on_cuda& exec, const gated_delta_rule_args<Data, Rule, State>& args,
                             const gated_delta_rule_grads<Data, Rule, State>& grads) {
   namespace rec = detail::cuda::recurrence;
   if (!check(args, grads).ok() || !gated_delta_rule_limits::cuda_dk.contains(args.q.extent(3))) return 0;
-  return rec::scratch_bytes(rec::make_plan(rec::make_backward_call(args, grads)));
+  return rec::scratch_bytes(rec::make_plan(rec::make_backward_call(args, grads), detail::cuda::limits_of(exec)));
 }
 
 /// What on_cuda asks of the operands: check(), dk and dv up to 512, a stream of the current device, and a workspace, if
 /// given, that is aligned and large enough. Reads no elements.
 template <class Dims = dims<>, class Data, class Rule, class State>
 [[nodiscard]] status check(const on_cuda& exec, const gated_delta_rule_args<Data, Rule, State>& args) {
-  return detail::cuda::recurrence::check_delta_operands("gated_delta_rule", exec, args, check<Dims>(args),
-                                                        workspace_bytes(exec, args));
+  return detail::cuda::recurrence::check_delta_tiles("gated_delta_rule", exec, args, check<Dims>(args));
 }
 template <class Dims = dims<>, class Data, class Rule, class State>
 [[nodiscard]] status check(const on_cuda& exec, const gated_delta_rule_step_args<Data, Rule, State>& args) {
@@ -85,21 +103,44 @@ template <class Dims = dims<>, class Data, class Rule, class State>
 template <class Dims = dims<>, class Data, class Rule, class State>
 [[nodiscard]] status check(const on_cuda& exec, const gated_delta_rule_args<Data, Rule, State>& args,
                            const gated_delta_rule_grads<Data, Rule, State>& grads) {
-  return detail::cuda::recurrence::check_delta_operands("gated_delta_rule_backward", exec, args,
-                                                        check<Dims>(args, grads), workspace_bytes(exec, args, grads));
+  return detail::cuda::recurrence::check_delta_tiles("gated_delta_rule_backward", exec, args, check<Dims>(args, grads),
+                                                     grads);
 }
 
-/// check(), and the contents of the index operands. Copies them to the host and waits for exec.stream, so it cannot run
-/// under graph capture.
+namespace detail::inline POLYSTATE_BUILD::cuda::recurrence {
+
+/// Refuses rows that are to be normalised and whose squares leave float.
+template <class Args>
+status check_delta_rows(const char* name, const on_cuda& exec, const Args& args) {
+  if (!args.qk_l2norm) return {};
+  const status s = check_row_squares(name, exec, "q", args.q, args.l2norm_eps);
+  return s.ok() ? check_row_squares(name, exec, "k", args.k, args.l2norm_eps) : s;
+}
+
+}  // namespace detail::inline POLYSTATE_BUILD::cuda::recurrence
+
+/// check(), the contents of the index operands, and with qk_l2norm the range of the rows' squares. Copies them to the
+/// host and waits for exec.stream, so it cannot run under graph capture.
 template <class Dims = dims<>, class Data, class Rule, class State>
 [[nodiscard]] status validate(const on_cuda& exec, const gated_delta_rule_args<Data, Rule, State>& args) {
   status s = check<Dims>(exec, args);
   detail::cuda::host_indices cu_seqlens;
   if (s.ok()) s = cu_seqlens.read("gated_delta_rule", exec, "cu_seqlens", args.cu_seqlens);
+  if (s.ok()) s = detail::cuda::recurrence::check_delta_rows("gated_delta_rule", exec, args);
   if (!s.ok()) return s;
   gated_delta_rule_args<Data, Rule, State> here = args;
   here.cu_seqlens = cu_seqlens.view();
   return check_contents(here);
+}
+template <class Dims = dims<>, class Data, class Rule, class State>
+[[nodiscard]] status validate(const on_cuda& exec, const gated_delta_rule_args<Data, Rule, State>& args,
+                              const gated_delta_rule_grads<Data, Rule, State>& grads) {
+  constexpr const char* name = "gated_delta_rule_backward";
+  status s = check<Dims>(exec, args, grads);
+  detail::cuda::host_indices cu_seqlens;
+  if (s.ok()) s = cu_seqlens.read(name, exec, "cu_seqlens", args.cu_seqlens);
+  if (s.ok()) s = detail::cuda::recurrence::check_delta_rows(name, exec, args);
+  return s.ok() ? check_cu_seqlens(name, cu_seqlens.view(), args.q.extent(1)) : s;
 }
 template <class Dims = dims<>, class Data, class Rule, class State>
 [[nodiscard]] status validate(const on_cuda& exec, const gated_delta_rule_step_args<Data, Rule, State>& args) {
@@ -109,6 +150,7 @@ template <class Dims = dims<>, class Data, class Rule, class State>
   detail::cuda::host_indices write;
   if (s.ok()) s = read.read(name, exec, "read_indices", args.read_indices);
   if (s.ok()) s = write.read(name, exec, "write_indices", args.write_indices);
+  if (s.ok()) s = detail::cuda::recurrence::check_delta_rows(name, exec, args);
   if (!s.ok()) return s;
   gated_delta_rule_step_args<Data, Rule, State> here = args;
   here.read_indices = read.view();
@@ -133,7 +175,9 @@ status try_gated_delta_rule(const on_cuda& exec, const gated_delta_rule_args<Dat
       .carry_in = {},
       .carry_out = {},
       .record = {}};
-  return rec::launch_forward<rec::shapes_of<Dims, 0, 1>>(name, exec, params);
+  const status run = rec::launch_forward<rec::shapes_of<Dims, 0, 1>>(name, exec, params);
+  const sequences all(args.q.extent(0), args.q.extent(1), args.cu_seqlens);
+  return run.ok() ? detail::cuda::launch_clear_tail(name, exec, all, args.o) : run;
 }
 
 template <class Dims, class Data, class Rule, class State>
@@ -160,11 +204,15 @@ status try_gated_delta_rule_backward(const on_cuda& exec, const gated_delta_rule
   constexpr const char* name = "gated_delta_rule_backward";
   if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
   const auto call = rec::make_backward_call(args, grads);
-  const rec::backward_plan plan = rec::make_plan(call);
+  const rec::backward_plan plan = rec::make_plan(call, detail::cuda::limits_of(exec));
   const detail::cuda::scratch memory(name, exec, rec::scratch_bytes(plan));
   if (!memory.result().ok()) return memory.result();
   detail::cuda::workspace_carver hand_out(memory.data());
-  return rec::launch_backward<rec::shapes_of<Dims, 0, 1>>(name, exec, call, plan, rec::carve(hand_out, plan));
+  const status run =
+      rec::launch_backward<rec::shapes_of<Dims, 0, 1>>(name, exec, call, plan, rec::carve(hand_out, plan));
+  if (!run.ok()) return run;
+  return detail::cuda::launch_clear_tail(name, exec, call.all, grads.d_q, grads.d_k, grads.d_v, grads.d_g,
+                                         grads.d_beta);
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

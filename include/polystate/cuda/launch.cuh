@@ -24,15 +24,30 @@ struct grid {
   std::int64_t blocks = 0;
   int threads = 0;
   std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block
-  /// The most that any launch of this kernel asks for, where they differ: the limit is the kernel's, and a launch that
-  /// lowered it would make another thread's fail.
-  std::size_t most_shared_bytes = 0;
 };
 
 /// The type of a launcher's `exec`. A launcher is a template even where its kernel has no parameter of the caller's: a
 /// plain function would instantiate the kernel in every unit that includes its header.
 template <class Exec>
 concept cuda_policy = std::same_as<Exec, on_cuda>;
+
+/// Lets a kernel's blocks have all the dynamic shared memory that the current device offers: the limit is the kernel's,
+/// and a launch that set it to its own need could lower another thread's. cudaFuncSetAttribute would do the same, but
+/// clears the last error, which may be the user's.
+inline status allow_shared_memory(const char* op, const void* kernel) {
+  int device = 0;
+  int bytes = 0;
+  cudaKernel_t of_device = nullptr;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  if (error == cudaSuccess) error = cudaGetKernel(&of_device, kernel);
+  if (error == cudaSuccess) {
+    error = cudaKernelSetAttributeForDevice(of_device, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes, device);
+  }
+  return runtime_status(op, "launch", error);
+}
 
 /// Launches kernel(params) on exec.stream. A grid of 0 blocks is an empty problem: nothing is launched.
 template <class Params>
@@ -46,12 +61,8 @@ POLYSTATE_HIDDEN status launch(const char* op, const on_cuda& exec, const grid& 
     return {error_code::unsupported, op, "grid",
             std::to_string(g.blocks) + " blocks, supported: up to " + std::to_string(most_blocks)};
   }
-  const std::size_t shared_limit = g.most_shared_bytes > g.shared_bytes ? g.most_shared_bytes : g.shared_bytes;
-  if (shared_limit > shared_bytes_without_asking) {
-    const auto bytes = static_cast<int>(shared_limit);
-    status s =
-        runtime_status(op, "launch", cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    if (!s.ok()) return s;
+  if (g.shared_bytes > shared_bytes_without_asking) {
+    if (status s = allow_shared_memory(op, reinterpret_cast<const void*>(kernel)); !s.ok()) return s;
   }
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(g.blocks));

@@ -4,12 +4,15 @@
 /// @file
 /// multi_state, its step and its read on CUDA: docs/multi_state.md says which kernel runs when.
 
+#include <polystate/cuda/clear_tail.cuh>
 #include <polystate/cuda/device.cuh>
 #include <polystate/cuda/multi_state/bank.cuh>
 #include <polystate/cuda/multi_state/forward.cuh>
 #include <polystate/cuda/multi_state/levels.cuh>
 #include <polystate/cuda/multi_state/operands.cuh>
 #include <polystate/cuda/recurrence/policy.hpp>
+#include <polystate/cuda/recurrence/shared_memory.cuh>
+#include <polystate/cuda/row_range.cuh>
 #include <polystate/cuda/segment_moments/segments.cuh>
 #include <polystate/cuda/workspace.cuh>
 #include <polystate/multi_state.hpp>
@@ -95,6 +98,42 @@ status check_sizes(const on_cuda& exec, const multi_state_read_args<Data, Rule, 
   return check_bank_sizes<Dims>("multi_state_read", exec, args);
 }
 
+/// Refuses sizes that the device's shared memory has no room for: of the recurrence, the moments, the read-out.
+template <class Data, class Rule, class Separation, class Router, class State>
+status check_tiles(const char* name, const multi_state_args<Data, Rule, Separation, Router, State>& args,
+                   const device_limits& limits) {
+  const std::int64_t dk = key_of(args.in).extent(3);
+  status s = recurrence::check_forward_fits<form_of<Data, Rule>>(name, "in", "dk", dk, sizeof(Data), false, limits);
+  if constexpr (!std::is_same_v<Separation, separation::fenwick>) {
+    const segment_plan plan = make_segment_plan(args);
+    if (s.ok() && plan.keeps_moments()) s = moments::check_moments_fit(name, plan.routing.moments, limits);
+    if (s.ok() && plan.weighs) s = check_read_out_fits(name, dk, limits);
+  }
+  return s;
+}
+template <class Args>
+status check_bank_tiles(const char* name, const on_cuda& exec, const Args& args) {
+  const bank_plan plan = make_bank_plan(exec, args);
+  return plan.streams() ? status{} : check_read_out_fits(name, plan.dk, limits_of(exec));
+}
+
+/// Refuses rows that are to be normalised and whose squares leave float; `s` is what was said before.
+template <class Data, class Rule>
+status check_operand_rows(const char* name, const on_cuda& exec, const operands<Data, Rule>& in, status s) {
+  if constexpr (requires { in.qk_l2norm; }) {
+    if (s.ok() && in.qk_l2norm) s = check_row_squares(name, exec, "q", in.q, in.l2norm_eps);
+    if (s.ok() && in.qk_l2norm) s = check_row_squares(name, exec, "k", in.k, in.l2norm_eps);
+  }
+  return s;
+}
+template <class Data, class Rule>
+status check_operand_rows(const char* name, const on_cuda& exec, const query_operands<Data, Rule>& in, status s) {
+  if constexpr (requires { in.qk_l2norm; }) {
+    if (s.ok() && in.qk_l2norm) s = check_row_squares(name, exec, "q", in.q, in.l2norm_eps);
+  }
+  return s;
+}
+
 /// What the call asks of its stream and workspace; `s` is what was said before.
 inline status check_call(const char* name, const on_cuda& exec, status s, std::size_t scratch_bytes) {
   if (s.ok()) s = check_stream(name, exec);
@@ -106,12 +145,8 @@ inline status check_call(const char* name, const on_cuda& exec, status s, std::s
 class host_counters {
  public:
   status read(const char* name, const on_cuda& exec, const tensor_view<const bank_counters, 1>& counters) {
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    status s = runtime_status(name, "exec.stream", cudaStreamIsCapturing(exec.stream, &capture));
+    status s = check_not_captured(name, exec);
     if (!s.ok()) return s;
-    if (capture != cudaStreamCaptureStatusNone) {
-      return {error_code::unsupported, name, "exec.stream", "is being captured, and validation synchronises"};
-    }
     contents_.resize(static_cast<std::size_t>(counters.size()));
     for (std::size_t b = 0; b < contents_.size() && s.ok(); ++b) {
       s = runtime_status(
@@ -154,25 +189,33 @@ std::size_t workspace_bytes(const on_cuda& exec, const multi_state_read_args<Dat
   return layer::bytes_of_plan(layer::make_bank_plan(exec, args));
 }
 
-/// What on_cuda asks of the operands: check(), sizes as multi_state_limits says, tokens and entries within 32 bits, a
-/// stream of the current device, and a workspace, if given, that is aligned and large enough. Reads no elements.
+/// What on_cuda asks of the operands: check(), sizes as multi_state_limits says and as far as the device's shared
+/// memory has room, tokens and entries within 32 bits, a stream of the current device, and a workspace, if given, that
+/// is aligned and large enough. Reads no elements.
 template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
 [[nodiscard]] status check(const on_cuda& exec, const multi_state_args<Data, Rule, Separation, Router, State>& args) {
   namespace layer = detail::cuda::layer;
-  return layer::check_call("multi_state", exec, layer::check_sizes<Dims>(args), workspace_bytes<Dims>(exec, args));
+  constexpr const char* name = "multi_state";
+  status s = layer::check_sizes<Dims>(args);
+  if (s.ok()) s = layer::check_tiles(name, args, detail::cuda::limits_of(exec));
+  return layer::check_call(name, exec, s, workspace_bytes<Dims>(exec, args));
 }
 template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
 [[nodiscard]] status check(const on_cuda& exec,
                            const multi_state_step_args<Data, Rule, Separation, Router, State>& args) {
   namespace layer = detail::cuda::layer;
-  return layer::check_call("multi_state_step", exec, layer::check_sizes<Dims>(exec, args),
-                           workspace_bytes<Dims>(exec, args));
+  constexpr const char* name = "multi_state_step";
+  status s = layer::check_sizes<Dims>(exec, args);
+  if (s.ok()) s = layer::check_bank_tiles(name, exec, args);
+  return layer::check_call(name, exec, s, workspace_bytes<Dims>(exec, args));
 }
 template <class Dims = dims<>, class Data, class Rule, class Router, class State>
 [[nodiscard]] status check(const on_cuda& exec, const multi_state_read_args<Data, Rule, Router, State>& args) {
   namespace layer = detail::cuda::layer;
-  return layer::check_call("multi_state_read", exec, layer::check_sizes<Dims>(exec, args),
-                           workspace_bytes<Dims>(exec, args));
+  constexpr const char* name = "multi_state_read";
+  status s = layer::check_sizes<Dims>(exec, args);
+  if (s.ok()) s = layer::check_bank_tiles(name, exec, args);
+  return layer::check_call(name, exec, s, workspace_bytes<Dims>(exec, args));
 }
 
 /// check(), and the contents of the index operands or the bank's counters. Copies them to the host and waits for
@@ -187,6 +230,11 @@ template <class Dims = dims<>, class Data, class Rule, class Separation, class R
   if (s.ok()) s = cu_seqlens.read(name, exec, "cu_seqlens", args.cu_seqlens);
   auto here = args;
   here.cu_seqlens = cu_seqlens.view();
+  s = detail::cuda::layer::check_operand_rows(name, exec, args.in, s);
+  if (s.ok()) s = detail::cuda::moments::check_key_rows(name, exec, args.moments);
+  if (s.ok() && args.moments.qkp_l2norm) {
+    s = detail::cuda::route::check_query_rows(name, exec, args.router, args.moments.l2norm_eps);
+  }
   if constexpr (std::is_same_v<Separation, separation::boundaries>) {
     if (s.ok()) s = boundaries.read(name, exec, "separation.boundaries", args.separation.boundaries);
     here.separation.boundaries = boundaries.view();
@@ -196,9 +244,15 @@ template <class Dims = dims<>, class Data, class Rule, class Separation, class R
 template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
 [[nodiscard]] status validate(const on_cuda& exec,
                               const multi_state_step_args<Data, Rule, Separation, Router, State>& args) {
+  constexpr const char* name = "multi_state_step";
   status s = check<Dims>(exec, args);
   detail::cuda::layer::host_counters counters;
-  if (s.ok()) s = counters.read("multi_state_step", exec, args.bank.counters);
+  if (s.ok()) s = counters.read(name, exec, args.bank.counters);
+  s = detail::cuda::layer::check_operand_rows(name, exec, args.in, s);
+  if (s.ok()) s = detail::cuda::moments::check_key_rows(name, exec, args.moments);
+  if (s.ok() && args.moments.qkp_l2norm) {
+    s = detail::cuda::route::check_query_rows(name, exec, args.router, args.moments.l2norm_eps);
+  }
   if (!s.ok()) return s;
   auto here = args;
   here.bank.counters = counters.view();
@@ -210,6 +264,8 @@ template <class Dims = dims<>, class Data, class Rule, class Router, class State
   status s = check<Dims>(exec, args);
   detail::cuda::layer::host_counters counters;
   if (s.ok()) s = counters.read(name, exec, args.bank.counters);
+  s = detail::cuda::layer::check_operand_rows(name, exec, args.in, s);
+  if (s.ok() && args.qkp_l2norm) s = detail::cuda::route::check_query_rows(name, exec, args.router, args.l2norm_eps);
   if (!s.ok()) return s;
   auto here = args;
   here.bank.counters = counters.view();
@@ -222,17 +278,20 @@ status try_multi_state(const on_cuda& exec, const multi_state_args<Data, Rule, S
   static_assert(layer::has_kernels<Data, State>, "multi_state on_cuda takes float, half and bfloat16 data and states");
   namespace rec = detail::cuda::recurrence;
   constexpr const char* name = "multi_state";
-  if (status s = check<Dims>(exec, args); !s.ok()) return s;
+  status s = check<Dims>(exec, args);
+  if (!s.ok()) return s;
   const auto plan = layer::make_plan(args);
   const detail::cuda::scratch memory(name, exec, layer::bytes_of_plan(plan));
   if (!memory.result().ok()) return memory.result();
   detail::cuda::workspace_carver hand_out(memory.data());
   if constexpr (std::is_same_v<Separation, separation::fenwick>) {
-    return layer::run_levels<rec::shapes_of<Dims, 0, 1>>(name, exec, args, plan, layer::carve(hand_out, plan));
+    s = layer::run_levels<rec::shapes_of<Dims, 0, 1>>(name, exec, args, plan, layer::carve(hand_out, plan));
+    if (s.ok()) s = detail::cuda::launch_clear_tail(name, exec, plan.all, args.o, args.lam);
   } else {
-    return layer::run_segments<rec::shapes_of<Dims, 0, 1>, rec::moment_shapes_of<Dims, 2>>(
-        name, exec, args, plan, layer::carve(hand_out, plan));
+    s = layer::run_segments<rec::shapes_of<Dims, 0, 1>, rec::moment_shapes_of<Dims, 2>>(name, exec, args, plan,
+                                                                                        layer::carve(hand_out, plan));
   }
+  return s;
 }
 
 template <class Dims, class Data, class Rule, class Separation, class Router, class State>

@@ -98,6 +98,14 @@ bool is_supported(const routing_args<Data, Separation, Router>& args) {
   return !Router::reads_moments || segment_moments_limits::cuda_dr.contains(args.moments.k.extent(3));
 }
 
+/// Refuses rows that are to be normalised and whose squares leave float.
+template <class Data, class Separation, class Router>
+status check_rows(const char* name, const on_cuda& exec, const routing_args<Data, Separation, Router>& args) {
+  if (!Router::reads_moments || !args.moments.qkp_l2norm) return {};
+  const status s = moments::check_key_rows(name, exec, args.moments);
+  return s.ok() ? check_query_rows(name, exec, args.router, args.moments.l2norm_eps) : s;
+}
+
 /// Calls f with the operands whose boundaries are a copy on the host.
 template <class Data, class Separation, class Router>
 status check_boundaries(const char* name, const on_cuda& exec, const routing_args<Data, Separation, Router>& args,
@@ -123,47 +131,61 @@ std::size_t workspace_bytes(const on_cuda&, const routing_args<Data, Separation,
   return count.bytes();
 }
 template <class Data, class Separation, class Router>
-std::size_t workspace_bytes(const on_cuda&, const routing_args<Data, Separation, Router>& args,
+std::size_t workspace_bytes(const on_cuda& exec, const routing_args<Data, Separation, Router>& args,
                             const routing_grads<Data, Router>& grads) {
   namespace route = detail::cuda::route;
   if (!check(args, grads).ok() || !route::is_supported(args)) return 0;
   const route::routing_problem p = route::make_routing_problem(args, grads.d_lam);
   detail::cuda::workspace_carver count;
   route::carve(count, p);
-  route::carve_gradients(count, p, route::wanted_of(grads));
+  route::carve_gradients(count, p, route::wanted_of(grads), detail::cuda::limits_of(exec));
   return count.bytes();
 }
 
-/// What on_cuda asks of the operands: check(), dr up to 512, tokens and segments within 32 bits, a stream of the
-/// current device, and a workspace, if given, that is aligned and large enough. Reads no elements: kept raw weights
-/// that sum to 0 are not refused but divide by 0.
+/// What on_cuda asks of the operands: check(), dr up to 512 and as far as the device's shared memory has room, tokens
+/// and segments within 32 bits, a stream of the current device, and a workspace, if given, that is aligned and large
+/// enough. Reads no elements: kept raw weights that sum to 0 are not refused but divide by 0.
 template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status check(const on_cuda& exec, const routing_args<Data, Separation, Router>& args) {
   namespace route = detail::cuda::route;
+  constexpr const char* name = "routing";
   if (status s = check<Dims>(args); !s.ok()) return s;
-  return route::check_routing_operands("routing", exec, args, route::make_routing_problem(args, args.lam),
-                                       workspace_bytes(exec, args));
+  const route::routing_problem p = route::make_routing_problem(args, args.lam);
+  status s = route::check_routing_operands(name, exec, args, p, workspace_bytes(exec, args));
+  if (s.ok() && Router::reads_moments) {
+    s = detail::cuda::moments::check_moments_fit(name, p.moments, detail::cuda::limits_of(exec));
+  }
+  return s;
 }
 template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status check(const on_cuda& exec, const routing_args<Data, Separation, Router>& args,
                            const routing_grads<Data, Router>& grads) {
   namespace route = detail::cuda::route;
+  constexpr const char* name = "routing_backward";
   if (status s = check<Dims>(args, grads); !s.ok()) return s;
-  return route::check_routing_operands("routing_backward", exec, args, route::make_routing_problem(args, grads.d_lam),
-                                       workspace_bytes(exec, args, grads));
+  const route::routing_problem p = route::make_routing_problem(args, grads.d_lam);
+  status s = route::check_routing_operands(name, exec, args, p, workspace_bytes(exec, args, grads));
+  if (s.ok() && Router::reads_moments) {
+    s = detail::cuda::moments::check_moments_backward_fit(name, p.moments, detail::cuda::limits_of(exec));
+  }
+  return s;
 }
 
 /// check(), and the contents of the boundaries. Copies them to the host and waits for exec.stream, so it cannot run
 /// under graph capture.
 template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status validate(const on_cuda& exec, const routing_args<Data, Separation, Router>& args) {
-  if (status s = check<Dims>(exec, args); !s.ok()) return s;
+  status s = check<Dims>(exec, args);
+  if (s.ok()) s = detail::cuda::route::check_rows("routing", exec, args);
+  if (!s.ok()) return s;
   return detail::cuda::route::check_boundaries("routing", exec, args, args.lam.extent(1));
 }
 template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status validate(const on_cuda& exec, const routing_args<Data, Separation, Router>& args,
                               const routing_grads<Data, Router>& grads) {
-  if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
+  status s = check<Dims>(exec, args, grads);
+  if (s.ok()) s = detail::cuda::route::check_rows("routing_backward", exec, args);
+  if (!s.ok()) return s;
   return detail::cuda::route::check_boundaries("routing_backward", exec, args, grads.d_lam.extent(1));
 }
 
@@ -206,7 +228,7 @@ status try_routing_backward(const on_cuda& exec, const routing_args<Data, Separa
   if (!memory.result().ok()) return memory.result();
   detail::cuda::workspace_carver hand_out(memory.data());
   const route::routing_memory m = route::carve(hand_out, p);
-  const route::routing_gradient_memory g = route::carve_gradients(hand_out, p, wanted);
+  const route::routing_gradient_memory g = route::carve_gradients(hand_out, p, wanted, detail::cuda::limits_of(exec));
   const status s = route::launch_scores<shapes>(name, exec, p, m);
   if (!s.ok()) return s;
   return route::launch_routing_backward<shapes>(name, exec, p, m, route::weight_view<const float>{.rows = grads.d_lam},

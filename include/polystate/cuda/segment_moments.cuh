@@ -5,6 +5,7 @@
 /// segment_moments on CUDA: docs/segment_moments.md says how. For other operators: segment_moments/segments.cuh has the
 /// table of segments, segment_moments/moments.cuh the launchers and their params.
 
+#include <polystate/cuda/clear_tail.cuh>
 #include <polystate/cuda/device.cuh>
 #include <polystate/cuda/segment_moments/moments.cuh>
 #include <polystate/cuda/segment_moments/moments_backward.cuh>
@@ -35,24 +36,24 @@ struct backward_memory {
   moment_gradients d;
   recurrence::backward_scratch scratch;
 };
-inline backward_memory carve_backward(workspace_carver& from, const moment_problem& p) {
+inline backward_memory carve_backward(workspace_carver& from, const moment_problem& p, const device_limits& limits) {
   backward_memory b;
   b.moments = carve(from, p, false);
   b.d = carve_gradients(from, p, false);
-  b.scratch = recurrence::carve(from, plan_moments_backward(p, false));
+  b.scratch = recurrence::carve(from, plan_moments_backward(p, false, limits));
   return b;
 }
 
 /// What CUDA asks beside the contract; `s` is the contract's answer.
 template <class Data>
 status check_moment_operands(const char* name, const on_cuda& exec, const key_moments<Data>& in,
-                             const segmentation& segments, status s, std::size_t scratch_bytes) {
-  if (s.ok()) s = check_stream(name, exec);
+                             const moment_problem& problem, std::size_t scratch_bytes) {
+  status s = check_stream(name, exec);
   if (s.ok()) s = check_workspace(name, exec, scratch_bytes);
   if (!s.ok()) return s;
   argument_checks c(name);
   c.bind("dr", in.k.extent(3), "moments.k").range("dr", segment_moments_limits::cuda_dr);
-  return c.include(check_segmentation(name, segments)).result();
+  return c.include(check_segmentation(name, problem.segments)).result();
 }
 
 }  // namespace detail::inline POLYSTATE_BUILD::cuda::moments
@@ -67,34 +68,38 @@ std::size_t workspace_bytes(const on_cuda&, const segment_moments_args<Data, Sep
   return count.bytes();
 }
 template <class Data, class Separation>
-std::size_t workspace_bytes(const on_cuda&, const segment_moments_args<Data, Separation>& args,
+std::size_t workspace_bytes(const on_cuda& exec, const segment_moments_args<Data, Separation>& args,
                             const segment_moments_grads<Data>& grads) {
   namespace mom = detail::cuda::moments;
   if (!check(args, grads).ok() || !segment_moments_limits::cuda_dr.contains(args.moments.k.extent(3))) return 0;
   detail::cuda::workspace_carver count;
-  mom::carve_backward(count, mom::make_moment_problem(args, grads));
+  mom::carve_backward(count, mom::make_moment_problem(args, grads), detail::cuda::limits_of(exec));
   return count.bytes();
 }
 
-/// What on_cuda asks of the operands: check(), dr up to 512, tokens and segments within 32 bits, a stream of the
-/// current device, and a workspace, if given, that is aligned and large enough. Reads no elements.
+/// What on_cuda asks of the operands: check(), dr up to 512 and as far as the device's shared memory has room, tokens
+/// and segments within 32 bits, a stream of the current device, and a workspace, if given, that is aligned and large
+/// enough. Reads no elements.
 template <class Dims = dims<>, class Data, class Separation>
 [[nodiscard]] status check(const on_cuda& exec, const segment_moments_args<Data, Separation>& args) {
   namespace mom = detail::cuda::moments;
-  const status s = check<Dims>(args);
+  constexpr const char* name = "segment_moments";
+  status s = check<Dims>(args);
   if (!s.ok()) return s;
-  return mom::check_moment_operands("segment_moments", exec, args.moments, mom::make_moment_problem(args).segments, s,
-                                    workspace_bytes(exec, args));
+  const mom::moment_problem problem = mom::make_moment_problem(args);
+  s = mom::check_moment_operands(name, exec, args.moments, problem, workspace_bytes(exec, args));
+  return s.ok() ? mom::check_moments_fit(name, problem, detail::cuda::limits_of(exec)) : s;
 }
 template <class Dims = dims<>, class Data, class Separation>
 [[nodiscard]] status check(const on_cuda& exec, const segment_moments_args<Data, Separation>& args,
                            const segment_moments_grads<Data>& grads) {
   namespace mom = detail::cuda::moments;
-  const status s = check<Dims>(args, grads);
+  constexpr const char* name = "segment_moments_backward";
+  status s = check<Dims>(args, grads);
   if (!s.ok()) return s;
-  return mom::check_moment_operands("segment_moments_backward", exec, args.moments,
-                                    mom::make_moment_problem(args, grads).segments, s,
-                                    workspace_bytes(exec, args, grads));
+  const mom::moment_problem problem = mom::make_moment_problem(args, grads);
+  s = mom::check_moment_operands(name, exec, args.moments, problem, workspace_bytes(exec, args, grads));
+  return s.ok() ? mom::check_moments_backward_fit(name, problem, detail::cuda::limits_of(exec)) : s;
 }
 
 namespace detail::inline POLYSTATE_BUILD::cuda::moments {
@@ -119,14 +124,18 @@ status with_host_indices(const char* name, const on_cuda& exec, segment_moments_
 /// under graph capture.
 template <class Dims = dims<>, class Data, class Separation>
 [[nodiscard]] status validate(const on_cuda& exec, const segment_moments_args<Data, Separation>& args) {
-  if (status s = check<Dims>(exec, args); !s.ok()) return s;
+  status s = check<Dims>(exec, args);
+  if (s.ok()) s = detail::cuda::moments::check_key_rows("segment_moments", exec, args.moments);
+  if (!s.ok()) return s;
   return detail::cuda::moments::with_host_indices("segment_moments", exec, args,
                                                   [](const auto& here) { return check_contents(here); });
 }
 template <class Dims = dims<>, class Data, class Separation>
 [[nodiscard]] status validate(const on_cuda& exec, const segment_moments_args<Data, Separation>& args,
                               const segment_moments_grads<Data>& grads) {
-  if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
+  status s = check<Dims>(exec, args, grads);
+  if (s.ok()) s = detail::cuda::moments::check_key_rows("segment_moments_backward", exec, args.moments);
+  if (!s.ok()) return s;
   return detail::cuda::moments::with_host_indices("segment_moments_backward", exec, args,
                                                   [&](const auto& here) { return check_contents(here, grads); });
 }
@@ -159,7 +168,7 @@ status try_segment_moments_backward(const on_cuda& exec, const segment_moments_a
   const detail::cuda::scratch memory(name, exec, workspace_bytes(exec, args, grads));
   if (!memory.result().ok()) return memory.result();
   detail::cuda::workspace_carver hand_out(memory.data());
-  const mom::backward_memory b = mom::carve_backward(hand_out, problem);
+  const mom::backward_memory b = mom::carve_backward(hand_out, problem, detail::cuda::limits_of(exec));
   status s = mom::launch_staged_keys(name, exec, problem, b.moments, 0);
   if (s.ok()) {
     s = mom::launch_state_gradient(name, exec, problem, b.moments.table, b.d.d_states, grads.d_mu, grads.d_Sigma);
@@ -168,8 +177,11 @@ status try_segment_moments_backward(const on_cuda& exec, const segment_moments_a
     s = mom::launch_moments_backward<detail::cuda::recurrence::moment_shapes_of<Dims, 0>>(
         name, exec, problem, b.moments, nullptr, b.d, b.scratch);
   if (!s.ok()) return s;
-  return mom::launch_key_gradients(name, exec, problem, b.d, detail::cuda::any_element_view<4>(grads.moments.d_k),
-                                   grads.moments.d_g, grads.moments.d_beta);
+  s = mom::launch_key_gradients(name, exec, problem, b.d, detail::cuda::any_element_view<4>(grads.moments.d_k),
+                                grads.moments.d_g, grads.moments.d_beta);
+  if (!s.ok()) return s;
+  return detail::cuda::launch_clear_tail(name, exec, problem.segments.all, grads.moments.d_k, grads.moments.d_g,
+                                         grads.moments.d_beta);
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

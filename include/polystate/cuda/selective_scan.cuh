@@ -4,6 +4,7 @@
 /// @file
 /// selective_scan on CUDA: docs/selective_scan.md says which kernel runs when.
 
+#include <polystate/cuda/clear_tail.cuh>
 #include <polystate/cuda/device.cuh>
 #include <polystate/cuda/selective_scan/backward_launch.cuh>
 #include <polystate/cuda/selective_scan/forward_launch.cuh>
@@ -13,6 +14,7 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 namespace polystate::inline POLYSTATE_ABI {
 
@@ -26,6 +28,10 @@ status check_operands(const char* name, const on_cuda& exec, const Args& args, c
   if (!s.ok()) return s;
   argument_checks c(name);
   c.bind("N", args.A.extent(1), "A").range("N", selective_scan_limits::cuda_N);
+  if constexpr (sizeof...(Grads) > 0) {
+    using Data = std::remove_const_t<std::remove_pointer_t<decltype(args.u.data())>>;
+    c.include(check_backward_fits<Data>(name, c.size("N"), limits_of(exec)));
+  }
   return c.result();
 }
 
@@ -101,7 +107,9 @@ status try_selective_scan(const on_cuda& exec, const selective_scan_args<Data, S
   constexpr const char* name = "selective_scan";
   const status s = check<Dims>(exec, args);
   if (!s.ok()) return s;
-  return detail::cuda::scan::run_forward<Dims>(name, exec, args);
+  const status run = detail::cuda::scan::run_forward<Dims>(name, exec, args);
+  const sequences all(args.u.extent(0), args.u.extent(1), args.cu_seqlens);
+  return run.ok() ? detail::cuda::launch_clear_tail(name, exec, all, args.y) : run;
 }
 
 template <class Dims, class Data, class State>
@@ -112,7 +120,11 @@ status try_selective_scan_backward(const on_cuda& exec, const selective_scan_arg
                 "selective_scan_backward on_cuda takes float, half and bfloat16 states");
   const status s = check<Dims>(exec, args, grads);
   if (!s.ok()) return s;
-  return detail::cuda::scan::run_backward("selective_scan_backward", exec, args, grads);
+  constexpr const char* name = "selective_scan_backward";
+  const status run = detail::cuda::scan::run_backward(name, exec, args, grads);
+  if (!run.ok()) return run;
+  return detail::cuda::launch_clear_tail(name, exec, sequences(args.u.extent(0), args.u.extent(1), args.cu_seqlens),
+                                         grads.d_u, grads.d_delta, grads.d_z, grads.d_B, grads.d_C);
 }
 
 template <class Dims, class Data, class State>

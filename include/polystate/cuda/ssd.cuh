@@ -4,10 +4,12 @@
 /// @file
 /// ssd on CUDA: docs/ssd.md says which kernel runs when.
 
+#include <polystate/cuda/clear_tail.cuh>
 #include <polystate/cuda/device.cuh>
 #include <polystate/cuda/recurrence/backward_launch.cuh>
 #include <polystate/cuda/recurrence/forward.cuh>
 #include <polystate/cuda/recurrence/policy.hpp>
+#include <polystate/cuda/recurrence/shared_memory.cuh>
 #include <polystate/cuda/recurrence/step.cuh>
 #include <polystate/cuda/ssd/head_gradients.cuh>
 #include <polystate/cuda/ssd/operands.cuh>
@@ -31,6 +33,23 @@ status check_ssd_operands(const char* name, const on_cuda& exec, const Args& arg
   c.bind("P", args.x.extent(3), "x").range("P", ssd_limits::cuda_P);
   c.bind("N", args.B.extent(3), "B").range("N", ssd_limits::cuda_N);
   return c.result();
+}
+
+/// The same of the passes over time, whose tiles are in shared memory.
+template <class Data, class State, class... Grads>
+status check_ssd_tiles(const char* name, const on_cuda& exec, const ssd_args<Data, State>& args, status s,
+                       const Grads&... grads) {
+  s = check_ssd_operands(name, exec, args, s, s.ok() ? workspace_bytes(exec, args, grads...) : 0);
+  if (!s.ok()) return s;
+  constexpr int bytes = sizeof(Data);
+  const std::int64_t N = args.B.extent(3);
+  const bool gated = static_cast<bool>(args.z);
+  if constexpr (sizeof...(Grads) > 0) {
+    const int d_o_bytes = gated ? static_cast<int>(sizeof(float)) : bytes;  // of the gate's, float
+    return check_backward_fits<ssd_form>(name, "B", "N", N, bytes, d_o_bytes, limits_of(exec));
+  } else {
+    return check_forward_fits<ssd_form>(name, "B", "N", N, bytes, gated, limits_of(exec));
+  }
 }
 
 }  // namespace detail::inline POLYSTATE_BUILD::cuda::recurrence
@@ -87,10 +106,11 @@ POLYSTATE_HIDDEN status run_backward(const char* name, const on_cuda& exec, cons
 
 /// For the operands of a valid call; 0 for one that check() refuses.
 template <class Data, class State>
-std::size_t workspace_bytes(const on_cuda&, const ssd_args<Data, State>& args, const ssd_grads<Data, State>& grads) {
+std::size_t workspace_bytes(const on_cuda& exec, const ssd_args<Data, State>& args,
+                            const ssd_grads<Data, State>& grads) {
   namespace rec = detail::cuda::recurrence;
   if (!check(args, grads).ok() || !ssd_limits::cuda_N.contains(args.B.extent(3))) return 0;
-  return rec::scratch_bytes(rec::make_plan(rec::make_backward_call(args, grads)));
+  return rec::scratch_bytes(rec::make_plan(rec::make_backward_call(args, grads), detail::cuda::limits_of(exec)));
 }
 
 /// What on_cuda asks of the operands: check(), P and N up to 512, a stream of the current device, and a workspace, if
@@ -108,8 +128,7 @@ template <class Dims = dims<>, class Data, class State>
 template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const on_cuda& exec, const ssd_args<Data, State>& args,
                            const ssd_grads<Data, State>& grads) {
-  return detail::cuda::recurrence::check_ssd_operands("ssd_backward", exec, args, check<Dims>(args, grads),
-                                                      workspace_bytes(exec, args, grads));
+  return detail::cuda::recurrence::check_ssd_tiles("ssd_backward", exec, args, check<Dims>(args, grads), grads);
 }
 
 /// check(), and the contents of the index operands. Copies them to the host and waits for exec.stream, so it cannot run
@@ -123,6 +142,15 @@ template <class Dims = dims<>, class Data, class State>
   ssd_args<Data, State> here = args;
   here.cu_seqlens = cu_seqlens.view();
   return check_contents(here);
+}
+template <class Dims = dims<>, class Data, class State>
+[[nodiscard]] status validate(const on_cuda& exec, const ssd_args<Data, State>& args,
+                              const ssd_grads<Data, State>& grads) {
+  constexpr const char* name = "ssd_backward";
+  status s = check<Dims>(exec, args, grads);
+  detail::cuda::host_indices cu_seqlens;
+  if (s.ok()) s = cu_seqlens.read(name, exec, "cu_seqlens", args.cu_seqlens);
+  return s.ok() ? check_cu_seqlens(name, cu_seqlens.view(), args.x.extent(1)) : s;
 }
 template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status validate(const on_cuda& exec, const ssd_step_args<Data, State>& args) {
@@ -155,7 +183,9 @@ status try_ssd(const on_cuda& exec, const ssd_args<Data, State>& args) {
       .carry_in = {},
       .carry_out = {},
       .record = {}};
-  return rec::launch_forward<rec::shapes_of<Dims, 1, 0>>("ssd", exec, params);
+  const status run = rec::launch_forward<rec::shapes_of<Dims, 1, 0>>("ssd", exec, params);
+  const sequences all(args.x.extent(0), args.x.extent(1), args.cu_seqlens);
+  return run.ok() ? detail::cuda::launch_clear_tail("ssd", exec, all, args.y) : run;
 }
 
 template <class Dims, class Data, class State>
@@ -180,10 +210,12 @@ status try_ssd_backward(const on_cuda& exec, const ssd_args<Data, State>& args, 
   constexpr const char* name = "ssd_backward";
   if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
   const auto call = rec::make_backward_call(args, grads);
-  const rec::backward_plan plan = rec::make_plan(call);
+  const rec::backward_plan plan = rec::make_plan(call, detail::cuda::limits_of(exec));
   const detail::cuda::scratch memory(name, exec, rec::scratch_bytes(plan));
   if (!memory.result().ok()) return memory.result();
-  return rec::run_backward<rec::shapes_of<Dims, 1, 0>>(name, exec, call, plan, memory.data(), grads);
+  const status run = rec::run_backward<rec::shapes_of<Dims, 1, 0>>(name, exec, call, plan, memory.data(), grads);
+  if (!run.ok()) return run;
+  return detail::cuda::launch_clear_tail(name, exec, call.all, grads.d_x, grads.d_dt, grads.d_B, grads.d_C, grads.d_z);
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

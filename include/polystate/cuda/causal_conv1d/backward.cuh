@@ -46,7 +46,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads, tiles::backwa
   __shared__ float sums[W + 1][C][tiles::threads];
   const auto& op = p.op;
   const auto& s = p.schedule;
-  const std::int64_t T = op.x.extent(1);
+  const std::int64_t T = p.all.end();
   const std::int64_t D = op.x.extent(2);
   const int lanes = s.tiling.lanes;
   const int lane = static_cast<int>(threadIdx.x) % lanes;
@@ -322,6 +322,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads, tiles::backwa
 #pragma unroll 1
       for (int i = 0; i < V; ++i) {
         const std::int64_t t = t0 + static_cast<std::int64_t>(c) * chunk + i;
+        if (t >= p.all.end()) break;
         const token_sequence in = sequence_around(p.all, batch, t);
         float element[W];
 #pragma unroll
@@ -344,7 +345,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads, tiles::backwa
 }
 
 /// Enqueues the gradients that are wanted.
-template <class Widths, class Data>
+template <class Widths = causal_conv1d_fast_widths, class Data>
 POLYSTATE_HIDDEN status launch_backward(const char* name, const on_cuda& exec, const backward_params<Data>& p) {
   status s;
   if (p.schedule.tiling.kernel == kernel_kind::general) {

@@ -46,7 +46,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads)
   const auto& s = p.schedule.tiling;
   const tile_origin tile = origin_of_block(s);
   const run_origin at = origin_of_run(s, tile);
-  const std::int64_t T = p.op.x.extent(1);
+  const std::int64_t T = p.all.end();
   if (at.d >= p.op.x.extent(2) || at.t >= T) return;
 
   token_sequence in = sequence_around(p.all, tile.batch, at.t);
@@ -69,7 +69,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads)
   __shared__ float sums[chunk + 1][tiles::threads];  // the bias's last
   const auto& op = p.op;
   const auto& s = p.schedule;
-  const std::int64_t T = op.x.extent(1);
+  const std::int64_t T = p.all.end();
   const std::int64_t D = op.x.extent(2);
   const std::int64_t W = op.weight.extent(1);
   const auto channel_tiles = static_cast<unsigned>(s.tiling.channel_tiles);

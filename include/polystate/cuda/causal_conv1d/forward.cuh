@@ -10,6 +10,7 @@
 #include <polystate/cuda/causal_conv1d/convolution.cuh>
 #include <polystate/cuda/causal_conv1d/policy.hpp>
 #include <polystate/cuda/causal_conv1d/tile.cuh>
+#include <polystate/cuda/clear_tail.cuh>
 #include <polystate/cuda/launch.cuh>
 #include <polystate/cuda/vector.cuh>
 
@@ -53,7 +54,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads)
   const auto& s = p.schedule;
   const tile_origin tile = origin_of_block(s);
   const auto [first, d] = origin_of_run(s, tile);
-  const std::int64_t T = op.x.extent(1);
+  const std::int64_t T = p.all.end();
   if (d >= op.x.extent(2) || first >= T) return;
 
   token_sequence in = sequence_around(p.all, tile.batch, first);
@@ -83,7 +84,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads, tiles::channe
   const int group = static_cast<int>(threadIdx.x) / s.lanes;
   const std::int64_t d = tile.d + lane * C;
   const std::int64_t t0 = tile.t + group * s.run;
-  const std::int64_t left = d < op.x.extent(2) ? op.x.extent(1) - t0 : 0;
+  const std::int64_t left = d < op.x.extent(2) ? p.all.end() - t0 : 0;
   // Tokens of this thread; one without any still helps to stage the taps.
   const int n = left < s.run ? (left < 0 ? 0 : static_cast<int>(left)) : s.run;
   const std::int64_t x_stride = op.x.stride(1);
@@ -205,17 +206,26 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads, tiles::channe
   }
 }
 
-/// The last W-1 rows of every sequence's input. Runs after the kernels above, which read the initial states:
-/// final_state may be the same memory, then a row moves to an earlier one, so each thread goes upwards.
+/// What is written at the ends: the last W-1 rows of every sequence's input, and zeros in the rows of no sequence.
+template <class Data>
+struct forward_ends_params {
+  forward_params<Data> forward;
+  clear_tail_params tail;
+};
+
+/// Runs after the kernels above, which read the initial states: final_state may be the same memory, then a row moves to
+/// an earlier one, so each thread goes upwards.
 template <class Data>
 __global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads)
-    causal_conv1d_final_state_kernel(const __grid_constant__ forward_params<Data> p) {
+    causal_conv1d_forward_ends_kernel(const __grid_constant__ forward_ends_params<Data> ends) {
+  clear_tail(ends.tail, blockIdx.x, gridDim.x);
+  const forward_params<Data>& p = ends.forward;
   const auto& op = p.op;
   const std::int64_t D = op.x.extent(2);
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * tiles::threads + threadIdx.x;
   const std::int64_t row = i / D;
   const std::int64_t d = i % D;
-  if (row >= p.all.size()) return;
+  if (row >= p.all.size() || op.final_state.data() == nullptr) return;
   const token_range tokens = p.all[row];
   const std::int64_t history = op.weight.extent(1) - 1;
   for (std::int64_t r = 0; r < history; ++r) {
@@ -231,7 +241,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads)
 }
 
 /// Enqueues y.
-template <class Widths, class Data>
+template <class Widths = causal_conv1d_fast_widths, class Data>
 POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, const forward_params<Data>& p) {
   const grid g{.blocks = p.schedule.blocks, .threads = tiles::threads};
   if (p.schedule.kernel == kernel_kind::general) {
@@ -246,12 +256,16 @@ POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, co
   });
 }
 
-/// Enqueues final_state.
+/// Enqueues final_state, and zeros in the rows of no sequence.
 template <class Data>
-POLYSTATE_HIDDEN status launch_final_state(const char* name, const on_cuda& exec, const forward_params<Data>& p) {
-  const std::int64_t threads = p.op.final_state.size() > 0 ? p.all.size() * p.op.x.extent(2) : 0;
-  const grid g{.blocks = tiles_of(threads, tiles::threads), .threads = tiles::threads};
-  return launch(name, exec, g, causal_conv1d_final_state_kernel<Data>, p);
+POLYSTATE_HIDDEN status launch_forward_ends(const char* name, const on_cuda& exec, const forward_params<Data>& p) {
+  const std::int64_t D = p.op.x.extent(2);
+  const std::int64_t threads = p.op.final_state && p.op.final_state.size() > 0 ? p.all.size() * D : 0;
+  const std::int64_t clearing = p.all.packed() && p.op.y.size() > 0 ? clear_tail_blocks : 0;
+  forward_ends_params<Data> ends = {.forward = p, .tail = {.all = p.all, .rows = {}}};
+  if (clearing > 0) ends.tail.rows.add(p.op.y);
+  const grid g{.blocks = std::max(tiles_of(threads, tiles::threads), clearing), .threads = tiles::threads};
+  return launch(name, exec, g, causal_conv1d_forward_ends_kernel<Data>, ends);
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::conv1d

@@ -117,7 +117,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads)
   for (int r = 0; r < W - 1; ++r) p.state.store(rows[r], target, r, d);
 }
 
-template <class Widths, class Data>
+template <class Widths = causal_conv1d_fast_widths, class Data>
 POLYSTATE_HIDDEN status launch_step(const char* name, const on_cuda& exec, const step_params<Data>& p) {
   const grid g{.blocks = p.schedule.blocks, .threads = tiles::threads};
   if (!p.schedule.vectors) return launch(name, exec, g, causal_conv1d_general_step_kernel<Data>, p);

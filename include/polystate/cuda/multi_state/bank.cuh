@@ -90,7 +90,8 @@ inline void choose_shares(bank_plan& p, const on_cuda& exec, int element_bytes) 
   const int padded = recurrence::padded_key_dim(p.dk);
   if (padded == 0 || !p.streams()) return;
   const std::int64_t of_query = p.heads * tiles_of(p.dv, split_of_bank(padded, element_bytes).block_rows());
-  p.shares = bank_shares(exec.batch_invariant ? of_query : p.queries() * of_query, p.columns(), multiprocessor_count());
+  p.shares = bank_shares(exec.batch_invariant ? of_query : p.queries() * of_query, p.columns(),
+                         limits_of(exec).multiprocessors);
 }
 
 template <class Data, class Rule, class Separation, class Router, class State>

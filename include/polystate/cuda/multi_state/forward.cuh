@@ -266,7 +266,7 @@ POLYSTATE_HIDDEN status run_segments(const char* name, const on_cuda& exec,
   if (s.ok() && (args.mu || args.Sigma)) {
     s = moments::launch_moment_output(name, exec, r.moments, m.moments, args.mu, args.Sigma);
   }
-  return s;
+  return s.ok() ? moments::launch_clear_tail(name, exec, p.segments(), m.moments.table, args.o, args.lam) : s;
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer

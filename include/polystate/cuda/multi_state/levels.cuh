@@ -168,13 +168,13 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(block_tile<Padded>::threads)
       if constexpr (Form::erases) {
         for (int r = s + 1; r <= t; ++r) z = fmaf(-lost[r], sm.key_key[r][s], z);
         for (int r = s + 1; r <= t; ++r) lost[r] *= sm.alpha[s];
-        lost[s] = sm.alpha[s] * sm.write[s] * z;
+        lost[s] = sm.write[s] != 0.0f ? sm.alpha[s] * sm.write[s] * z : 0.0f;
       }
       decay *= sm.alpha[s];
       // Blocks begin at multiples of their size, so levels are those within the block.
       const int level = level_of(static_cast<unsigned>(t), static_cast<unsigned>(s));
       const float lam = level < p.weights.extent(3) ? p.weights(b, tokens.begin + t, head, level) : 0.0f;
-      sm.query_key[t][s] = lam * in.scale * sm.write[s] * z;
+      sm.query_key[t][s] = sm.write[s] != 0.0f ? lam * in.scale * sm.write[s] * z : 0.0f;
     }
   }
   __syncthreads();

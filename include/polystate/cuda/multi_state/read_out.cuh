@@ -7,6 +7,7 @@
 /// other and multiplies each with the queries, which lie in shared memory. Nothing a segment gives reaches memory.
 
 #include <polystate/cuda/any_element.cuh>
+#include <polystate/cuda/device_limits.hpp>
 #include <polystate/cuda/launch.cuh>
 #include <polystate/cuda/recurrence/operands.cuh>
 #include <polystate/cuda/segment_moments/segments.cuh>
@@ -17,6 +18,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <type_traits>
 
 namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer {
 
@@ -92,7 +95,13 @@ struct alignas(16) read_out_tile {
   }
 };
 
-/// `Dk` bounds dk: shared memory that only the largest need is not asked of every device.
+/// Refuses a dk that the device has no room for.
+inline status check_read_out_fits(const char* name, std::int64_t dk, const device_limits& limits) {
+  return check_shared_memory(name, "in", "dk = " + std::to_string(dk), read_out_tile::bytes(static_cast<int>(dk)),
+                             limits.shared_bytes);
+}
+
+/// `Dk` bounds dk.
 template <int Threads, int Dk>
 __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads, 3)
     multi_state_read_out_kernel(const __grid_constant__ read_out_params p) {
@@ -280,8 +289,7 @@ POLYSTATE_HIDDEN status launch_read_out(const char* name, const on_cuda& exec, c
   const int most = p.query.dk() <= moderate ? moderate : 512;
   const grid g{.blocks = tiles_of(p.last - p.first, Tile::tokens) * tiles_of(p.dv(), Tile::rows) * p.out.extent(2),
                .threads = Tile::threads,
-               .shared_bytes = Tile::bytes(p.query.dk()),
-               .most_shared_bytes = Tile::bytes(most)};
+               .shared_bytes = Tile::bytes(p.query.dk())};
   status s;
   static_cast<void>(dispatch(most, most_key_dims{}, [&](auto dk) {
     s = launch(name, exec, g, multi_state_read_out_kernel<Tile::threads, dk>, p);

@@ -88,7 +88,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(recurrence::split::threads)
         for (int i = 0; i < C; ++i) dot = fmaf(S[r][i], k[i], dot);
         u = fmaf(-gate.alpha, recurrence::sum_in_group<L>(dot), u);
       }
-      u *= gate.write;
+      u = gate.write != 0.0f ? u * gate.write : 0.0f;  // u is not finite where the state is not
 #pragma unroll
       for (int i = 0; i < C; ++i) S[r][i] = fmaf(u, k[i], gate.alpha * S[r][i]);
     }

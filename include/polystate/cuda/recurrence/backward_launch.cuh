@@ -45,6 +45,7 @@ struct backward_plan {
   std::int64_t dk = 0;
   std::int64_t dv = 0;
   std::int64_t padded = 0;
+  int gradient_rows = 0;       ///< of a state, that a block of tile_gradients.cuh has
   std::int64_t row_parts = 0;  ///< blocks that share a token's gradients
   std::int64_t window = 0;     ///< tokens of a window
   std::int64_t windows = 0;
@@ -70,7 +71,7 @@ inline backward_plan with_window(backward_plan p, const sequences& all, std::int
 }
 
 template <class Form>
-backward_plan make_plan(const backward_call<Form>& call) {
+backward_plan make_plan(const backward_call<Form>& call, const device_limits& limits) {
   backward_plan p;
   p.time = call.time;
   p.batch = call.batch;
@@ -87,7 +88,8 @@ backward_plan make_plan(const backward_call<Form>& call) {
   p.wants_gates = call.wants_gates;
   p.wants_head_sums = call.wants_head_sums;
   p.wants_skip = call.wants_skip;
-  p.row_parts = tiles_of(p.dv, gradient_rows);
+  p.gradient_rows = gradient_tile::rows_within(static_cast<int>(p.padded), p.erases, limits.shared_bytes);
+  p.row_parts = tiles_of(p.dv, p.gradient_rows);
   const std::int64_t of_states = 2 * p.recorded() / record_tokens;
   const std::int64_t of_rows = (1 + p.erases + 2 * p.gated) * p.dv;
   const std::int64_t of_gradients = p.row_parts * ((p.wants_query + p.wants_key) * p.dk + 2);
@@ -158,10 +160,9 @@ POLYSTATE_HIDDEN status launch_window_backward(const char* name, const on_cuda& 
                                                    .d_z = call.d_z,
                                                    .d_skip = s.d_skip,
                                                    .batch = plan.batch};
-      result = launch(
-          name, exec, grid{.blocks = tiles_of(tokens, finish_slice) * plan.batch * plan.heads, .threads = 256},
-          plan.gated ? recurrence_finish_gradient_kernel<Form, true> : recurrence_finish_gradient_kernel<Form, false>,
-          finish);
+      result =
+          launch(name, exec, grid{.blocks = tiles_of(tokens, finish_slice) * plan.batch * plan.heads, .threads = 256},
+                 recurrence_finish_gradient_kernel<Form>, finish);
       if (!result.ok()) return result;
     }
   }
@@ -190,6 +191,7 @@ POLYSTATE_HIDDEN status launch_window_backward(const char* name, const on_cuda& 
                                               .d_states = s.d_states,
                                               .error = s.record.error,
                                               .d_written = s.d_written,
+                                              .rows = plan.gradient_rows,
                                               .d_value = call.d_value,
                                               .d_query = s.d_query,
                                               .d_key = s.d_key,

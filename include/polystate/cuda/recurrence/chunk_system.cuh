@@ -123,8 +123,10 @@ __device__ void transpose_chunks(const T* rows, int pitch, int first, int step,
   }
 }
 
-/// The system of a chunk from its products, where each thread has the gate of token thread / 4; a warp.
-template <bool Erases>
+/// The system of a chunk from its products, where each thread has the gate of token thread / 4; a warp. `Forward`: a
+/// token of write strength 0 adds nothing, not even 0 times a factor that is infinite. Its derivative is not 0, so the
+/// walk back keeps the factors.
+template <bool Erases, bool Forward>
 __device__ void solve_chunk(const chunk_products& products, const gate& own, const shared_operands& in,
                             chunk_system& to) {
   constexpr int M = chunk_system::M;
@@ -151,15 +153,16 @@ __device__ void solve_chunk(const chunk_products& products, const gate& own, con
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float key_s = __shfl_sync(all, key, 4 * (s + i));
-    query_key[i] = s + i <= t ? query * between[i] * key_s * products.of_keys[2 + i] : 0.0f;
-    key_key[i] = s + i < t ? key * between[i] * key_s * products.of_keys[i] : 0.0f;
+    const bool writes = !Forward || __shfl_sync(all, own.write, 4 * (s + i)) != 0.0f;
+    query_key[i] = writes && s + i <= t ? query * between[i] * key_s * products.of_keys[2 + i] : 0.0f;
+    key_key[i] = writes && s + i < t ? key * between[i] * key_s * products.of_keys[i] : 0.0f;
   }
   *reinterpret_cast<float2*>(&to.query_key[t][s]) = make_float2(query_key[0], query_key[1]);
   if (lane % 4 == 0) {
     to.forget[t] = key * decay;
     to.read[t] = query * decay;
     to.write[t] = own.write;
-    to.end[t] = key * end;
+    to.end[t] = !Forward || own.write != 0.0f ? key * end : 0.0f;
     if (lane == 0) to.decay = total;
   }
   if constexpr (Erases) {

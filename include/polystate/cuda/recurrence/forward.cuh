@@ -184,7 +184,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers,
         sync_first_threads<1, preparing_keys>();
         fetch_next();
       }
-      if (solves) solve_chunk<Form::erases>(products, own, in, sm.chunk[parity][warp]);
+      if (solves) solve_chunk<Form::erases, true>(products, own, in, sm.chunk[parity][warp]);
     };
     // Four neighbouring rows of a token at a time.
     constexpr int out_lanes = Tile::rows / 4;
@@ -317,6 +317,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers,
       } else {
         if (reads) S.template multiply<Exact>(queries, with_query);
       }
+      if (reads) S.mend_infinities(queries, with_query);
       if constexpr (Split::column_warps > 1) {
         sum_over_column_warps<Split>(sm.parts[(Tile::chunks > 1 ? chunk : parity) % 2], walker, with_key, with_query);
       }
@@ -348,8 +349,9 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers,
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        // Not write * e beyond the last token, which is NaN where the state is infinite.
-        u[i] = t + i % 2 < n ? (i % 2 == 0 ? write.x : write.y) * e[i] : 0.0f;
+        // Not write * e where nothing is written, also beyond the last token: e is not finite where the state is not.
+        const float strength = i % 2 == 0 ? write.x : write.y;
+        u[i] = t + i % 2 < n && strength != 0.0f ? strength * e[i] : 0.0f;
         at_end[i] = (i % 2 == 0 ? end.x : end.y) * u[i];
       }
       S.template decay_and_add<Exact>(system.decay, at_end, sm.keys_over_rows[parity][chunk] + fragment);
@@ -380,28 +382,34 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers,
   }
 }
 
+/// How the kernel runs for so many states of dv rows. `element_bytes`: of q, k and v.
+template <class Form, int Padded>
+walk_choice choose_forward(std::int64_t states, std::int64_t dv, int element_bytes, bool has_z,
+                           const device_limits& limits) {
+  return choose_walk<Padded>(states, dv, limits, [&](auto walkers, int key_buffers) {
+    using Tile = forward_tile<Form::erases, Padded, walkers>;
+    static_assert(walkers > 4 || Tile::bytes(4, Form::finishes, 1) <= sm_80_shared_memory);
+    static_assert(walkers != least_walkers<Padded> || Padded > 256 ||
+                  Tile::bytes(4, Form::finishes, 1) <= least_shared_memory);
+    return Tile::bytes(element_bytes, has_z, key_buffers);
+  });
+}
+
 /// Enqueues the outputs and the final states. `Shapes` are those that may be met.
 template <class Shapes, class Form, class Items>
 POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, forward_params<Form, Items> p) {
   const std::int64_t states = p.items.size() * p.in.heads();
-  const std::size_t limit = shared_memory_limit();
   return with_padded<Shapes>(name, p.in.dk(), [&](auto padded) {
-    const auto bytes = [&]<int Walkers>(std::integral_constant<int, Walkers>, int key_buffers) {
-      using Tile = forward_tile<Form::erases, padded, Walkers>;
-      static_assert(Walkers > 4 || Tile::bytes(4, Form::finishes, 1) <= least_shared_memory);
-      return Tile::bytes(bytes_of(p.in.value.type()), p.in.z.given(), key_buffers);
-    };
-    const bool eight_fit = bytes(std::integral_constant<int, 8>{}, 1) <= limit;
-    return with_walkers<padded, Shapes::most_rows>(
-        states, p.in.dv(), multiprocessor_count(), eight_fit, [&](auto walkers) {
-          using Split = tensor_split<padded, walkers, Form::erases>;
-          p.key_buffers = bytes(walkers, 2) <= limit ? 2 : 1;
-          const grid g{.blocks = states * tiles_of(p.in.dv(), Split::block_rows),
-                       .threads = Split::threads,
-                       .shared_bytes = bytes(walkers, p.key_buffers),
-                       .most_shared_bytes = limit};
-          return launch(name, exec, g, recurrence_fwd_kernel<Form, padded, walkers, Items>, p);
-        });
+    const walk_choice choice =
+        choose_forward<Form, padded>(states, p.in.dv(), bytes_of(p.in.value.type()), p.in.z.given(), limits_of(exec));
+    p.key_buffers = choice.key_buffers;
+    return with_walkers<padded, Shapes::most_rows>(choice.walkers, [&](auto walkers) {
+      using Split = tensor_split<padded, walkers, Form::erases>;
+      const grid g{.blocks = states * tiles_of(p.in.dv(), Split::block_rows),
+                   .threads = Split::threads,
+                   .shared_bytes = choice.shared_bytes};
+      return launch(name, exec, g, recurrence_fwd_kernel<Form, padded, walkers, Items>, p);
+    });
   });
 }
 

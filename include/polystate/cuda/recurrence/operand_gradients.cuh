@@ -29,7 +29,7 @@ struct finish_gradient_params {
 };
 inline constexpr int finish_slice = 64;
 
-template <class Form, bool Gated>
+template <class Form>
 __global__ POLYSTATE_HIDDEN void __launch_bounds__(256)
     recurrence_finish_gradient_kernel(const __grid_constant__ finish_gradient_params<Form> p) {
   constexpr int warps = 8;
@@ -37,13 +37,15 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(256)
   const shared_operands& in = p.in;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const bool gated = in.z.given();
   const int dv = in.dv();
   const std::int64_t heads = in.heads();
   const std::int64_t head = blockIdx.x % static_cast<unsigned>(heads);
   const std::int64_t part = blockIdx.x / static_cast<unsigned>(heads);  // slice and batch entry
   const std::int64_t b = part % p.batch;
   const std::int64_t first = p.items.first() + part / p.batch * finish_slice;
-  const std::int64_t last = p.items.last() < first + finish_slice ? p.items.last() : first + finish_slice;
+  const std::int64_t end = p.items.end();
+  const std::int64_t last = end < first + finish_slice ? end : first + finish_slice;
   for (int row = lane; row - lane < dv; row += 32) {
     const bool there = row < dv;
     const float skip = there ? p.form.skip_of(head, row) : 0.0f;
@@ -66,10 +68,10 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(256)
       float o[together] = {};
       load(v, in.value);
       load(d_out, in.out);
-      if constexpr (Gated) load(z, in.z);
-      [[maybe_unused]] const std::int64_t at = (p.items.token_index(b, first + warp) * heads + head) * dv + row;
-      [[maybe_unused]] const std::int64_t step = warps * heads * dv;
-      if constexpr (Gated) {
+      if (gated) load(z, in.z);
+      const std::int64_t at = (p.items.token_index(b, first + warp) * heads + head) * dv + row;
+      const std::int64_t step = warps * heads * dv;
+      if (gated) {
 #pragma unroll
         for (int i = 0; i < together; ++i) o[i] = there && first + warp + i * warps < last ? p.o[at + i * step] : 0.0f;
       }
@@ -78,7 +80,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(256)
         const std::int64_t t = first + warp + i * warps;
         if (!there || t >= last) continue;
         const output_gradient d = p.form.finish_backward(o[i], v[i], z[i], d_out[i], skip);
-        if constexpr (Gated) {
+        if (gated) {
           p.d_o[at + i * step] = d.d_o;
           if (p.d_z.given()) p.d_z.store(d.d_z, b, t, head, row);
         }
@@ -127,8 +129,8 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
   const std::int64_t group = row / 2 % groups;
   const std::int64_t t = row / 2 / groups % tokens;
   const std::int64_t b = row / 2 / groups / tokens;
-  if (p.part[which] == nullptr) return;
   const std::int64_t time = p.items.first() + t;
+  if (p.part[which] == nullptr || time >= p.items.end()) return;
 
   // All loads of a few heads, and of the row itself, before the first use.
   const any_element_view<4>& raw = which == 0 ? in.query : in.key;
@@ -196,7 +198,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(gate_threads)
   const int tid = static_cast<int>(threadIdx.x);
   const head_numbers numbers = p.form.numbers_of(head);
   float2 sum = make_float2(0.0f, 0.0f);
-  for (std::int64_t t = p.items.first() + tid; t < p.items.last(); t += gate_threads) {
+  for (std::int64_t t = p.items.first() + tid; t < p.items.end(); t += gate_threads) {
     float2 d = make_float2(0.0f, 0.0f);
     for (std::int64_t part = 0; part < p.row_parts; ++part) {
       const float* const x = p.part + ((part * p.items.token_count() + p.items.token_index(b, t)) * p.heads + head) * 2;

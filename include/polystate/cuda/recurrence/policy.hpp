@@ -8,6 +8,7 @@
 #include <polystate/core/dispatch.hpp>
 #include <polystate/core/error.hpp>
 #include <polystate/core/macros.hpp>
+#include <polystate/cuda/device_limits.hpp>
 #include <polystate/cuda/tiling.hpp>
 
 #include <cstddef>
@@ -79,18 +80,20 @@ POLYSTATE_HOST_DEVICE constexpr row_split<Rows> split_over_time(int padded) {
 /// columns, so that what is summed over columns one after the other stays short. Of four others a warp a chunk works
 /// out the chunk's numbers, and the rest bring keys and queries. Values come and outputs go by those four as well, or,
 /// in a form without erasure, whose walk is short and whose outputs may have to be finished, by two more, unless eight
-/// warps walk. `Walkers` is 8, 4 or 2, where 2 stands for four warps with half of 128 columns each.
+/// warps walk. `Walkers` is 8, 4, 2 or 1: 2 stands for four warps with half of 128 columns each, 1 for four with 256
+/// columns and tiles of 8 tokens, for devices with little shared memory.
 template <int Padded, int Walkers, bool Erases>
 struct tensor_split {
   static constexpr bool halves = Walkers == 2;
-  static_assert(!halves || Padded == 128);
-  static constexpr int walkers = halves ? 4 : Walkers;
+  static constexpr bool short_tiles = Walkers == 1;
+  static_assert((!halves || Padded == 128) && (!short_tiles || Padded == 256));
+  static constexpr int walkers = halves || short_tiles ? 4 : Walkers;
   static constexpr int columns = halves ? 64 : Padded < 128 ? Padded : 128;
   static constexpr int column_warps = Padded / columns;
   static constexpr int warp_rows = 16;
   static constexpr int block_rows = walkers / column_warps * warp_rows;
   static constexpr int chunk_tokens = 8;
-  static constexpr int tile_tokens = Padded <= 256 ? 16 : 8;
+  static constexpr int tile_tokens = Padded <= 256 && !short_tiles ? 16 : 8;
   static constexpr int solving = 32 * tile_tokens / chunk_tokens;
   static constexpr int carrying = 64;
   static constexpr int preparing_keys = 2 * carrying;  ///< the last of them carry
@@ -99,33 +102,82 @@ struct tensor_split {
   static constexpr int threads = preparing + 32 * walkers;
 };
 
-/// Shared memory that a block of any device we build for may have: sm_80's.
-inline constexpr std::size_t least_shared_memory = std::size_t{163} << 10;
+/// Four warps that walk fit into the shared memory of sm_80; with dk up to 128, and in short tiles 256, into that of
+/// sm_86, sm_89 and sm_120.
+inline constexpr std::size_t sm_80_shared_memory = std::size_t{163} << 10;
+inline constexpr std::size_t least_shared_memory = std::size_t{99} << 10;
 
-/// What `Walkers` may be: halves of fewer columns than 128 are not worth a kernel, and eight need rows.
+/// What `Walkers` may be: halves of fewer columns than 128 are not worth a kernel, only 256 columns have short tiles,
+/// and eight need rows.
 template <int Padded, int MostRows = any_shape::most_rows>
-using walker_counts = std::conditional_t<(MostRows <= tensor_split<Padded, 4, true>::block_rows),
-                                         std::conditional_t<Padded == 128, int_list<2, 4>, int_list<4>>,
-                                         std::conditional_t<Padded == 128, int_list<2, 4, 8>, int_list<4, 8>>>;
+struct walker_counts_of {
+  static constexpr bool eight = MostRows > tensor_split<Padded, 4, true>::block_rows;
+  using list = std::conditional_t<eight, int_list<4, 8>, int_list<4>>;
+};
+template <int MostRows>
+struct walker_counts_of<128, MostRows> {
+  static constexpr bool eight = MostRows > tensor_split<128, 4, true>::block_rows;
+  using list = std::conditional_t<eight, int_list<2, 4, 8>, int_list<2, 4>>;
+};
+template <int MostRows>
+struct walker_counts_of<256, MostRows> {
+  static constexpr bool eight = MostRows > tensor_split<256, 4, true>::block_rows;
+  using list = std::conditional_t<eight, int_list<1, 4, 8>, int_list<1, 4>>;
+};
+template <int Padded, int MostRows = any_shape::most_rows>
+using walker_counts = typename walker_counts_of<Padded, MostRows>::list;
+
+/// The kernel with the least shared memory that any problem may run with: it decides whether a device takes a key dim.
+template <int Padded>
+inline constexpr int least_walkers = walker_counts<Padded>::contains(1) ? 1 : 4;
+
+/// Warps that walk for which shared memory has room.
+struct walker_room {
+  bool four = true;
+  bool eight = true;
+};
 
 /// Warps that walk: eight share what the others prepare, and fill the tensor cores, where there are rows for them and
 /// blocks enough for all multiprocessors. A chunk takes the fewer warps the less time, as long as all their blocks run
-/// at once. `states` counts items times heads; `eight_fit`: shared memory has room for eight.
+/// at once. `states` counts items times heads.
 template <int Padded>
-constexpr int choose_walkers(std::int64_t states, std::int64_t dv, int multiprocessors, bool eight_fit) {
+constexpr int choose_walkers(std::int64_t states, std::int64_t dv, int multiprocessors, walker_room room) {
   constexpr int rows = tensor_split<Padded, 4, true>::block_rows;
   if (walker_counts<Padded>::contains(2) && states * tiles_of(dv, rows / 2) <= multiprocessors) return 2;
-  return eight_fit && dv > rows && states * tiles_of(dv, rows) > multiprocessors ? 8 : 4;
+  if (!room.four) return least_walkers<Padded>;
+  return room.eight && dv > rows && states * tiles_of(dv, rows) > multiprocessors ? 8 : 4;
 }
 
-/// Calls f with that number as a compile-time one. `MostRows` bounds dv.
+/// Calls f with such a number as a compile-time one. `MostRows` bounds dv.
 template <int Padded, int MostRows = any_shape::most_rows, class F>
-status with_walkers(std::int64_t states, std::int64_t dv, int multiprocessors, bool eight_fit, F&& f) {
+status with_walkers(int walkers, F&& f) {
   status s;
-  const auto call = [&](auto walkers) { s = f(walkers); };
-  static_cast<void>(dispatch(choose_walkers<Padded>(states, dv, multiprocessors, eight_fit),
-                             walker_counts<Padded, MostRows>{}, call));
+  const auto call = [&](auto of_kernel) { s = f(of_kernel); };
+  static_cast<void>(dispatch(walkers, walker_counts<Padded, MostRows>{}, call));
   return s;
+}
+
+/// How a kernel that walks runs.
+struct walk_choice {
+  int walkers = 0;
+  int key_buffers = 1;  ///< or 2, if shared memory has room
+  std::size_t shared_bytes = 0;
+};
+
+/// `bytes(std::integral_constant<int, walkers>, key_buffers)`: shared memory of a block. What is chosen fits if the
+/// kernel of least_walkers does.
+template <int Padded, class Bytes>
+walk_choice choose_walk(std::int64_t states, std::int64_t dv, const device_limits& limits, Bytes&& bytes) {
+  const auto fits = [&](auto walkers, int key_buffers) { return bytes(walkers, key_buffers) <= limits.shared_bytes; };
+  const walker_room room = {.four = fits(std::integral_constant<int, 4>{}, 1),
+                            .eight = fits(std::integral_constant<int, 8>{}, 1)};
+  walk_choice choice;
+  choice.walkers = choose_walkers<Padded>(states, dv, limits.multiprocessors, room);
+  static_cast<void>(dispatch(choice.walkers, walker_counts<Padded>{}, [&](auto walkers) {
+    choice.key_buffers = fits(walkers, 2) ? 2 : 1;
+    choice.shared_bytes = bytes(walkers, choice.key_buffers);
+  }));
+  return choice;
 }
 
 /// The backward pass keeps the state before every record_tokens tokens of an item, and the derivative of the one after
@@ -133,8 +185,9 @@ status with_walkers(std::int64_t states, std::int64_t dv, int multiprocessors, b
 inline constexpr int record_tokens = 16;
 POLYSTATE_HOST_DEVICE constexpr int recorded_rows(int dv) { return static_cast<int>(tiles_of(dv, 16)) * 16; }
 
-/// Rows of a state that a block of tile_gradients.cuh has: as many as shared memory takes.
-inline constexpr int gradient_rows = 256;
+/// Rows of a state that a block of tile_gradients.cuh has: as many as shared memory takes, a power of two.
+inline constexpr int most_gradient_rows = 256;
+inline constexpr int least_gradient_rows = 16;
 
 /// Heads that such a block works through: what it makes of keys and queries serves all heads of a group, as long as
 /// `blocks`, those of one head each, leave enough for all multiprocessors. `shared` heads have a group.

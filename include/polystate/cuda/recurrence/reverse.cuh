@@ -172,7 +172,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers,
         sync_first_threads<1, preparing_keys>();
         fetch_next();
       }
-      if (solves) solve_chunk<Form::erases>(products, own, in, sm.chunk[parity][warp]);
+      if (solves) solve_chunk<Form::erases, false>(products, own, in, sm.chunk[parity][warp]);
     };
     constexpr int out_lanes = Tile::rows / 4;
     const int out_row = storer % out_lanes * 4;
@@ -314,28 +314,34 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers,
   }
 }
 
+/// How the kernel runs for so many states of dv rows. Bytes of an element of q and k, and of the read-outs'
+/// derivatives.
+template <class Form, int Padded>
+walk_choice choose_reverse(std::int64_t states, std::int64_t dv, int element_bytes, int d_o_bytes,
+                           const device_limits& limits) {
+  return choose_walk<Padded>(states, dv, limits, [&](auto walkers, int key_buffers) {
+    using Tile = reverse_tile<Form::erases, Padded, walkers>;
+    static_assert(walkers > 4 || Tile::bytes(4, 4, 1) <= sm_80_shared_memory);
+    static_assert(walkers != least_walkers<Padded> || Padded > 256 || Tile::bytes(4, 4, 1) <= least_shared_memory);
+    return Tile::bytes(element_bytes, d_o_bytes, key_buffers);
+  });
+}
+
 /// Enqueues the walk. `Shapes` are those that may be met.
 template <class Shapes, class Form>
 POLYSTATE_HIDDEN status launch_reverse(const char* name, const on_cuda& exec, reverse_params<Form> p) {
   const std::int64_t states = p.items.size() * p.in.heads();
-  const std::size_t limit = shared_memory_limit();
   return with_padded<Shapes>(name, p.in.dk(), [&](auto padded) {
-    const auto bytes = [&]<int Walkers>(std::integral_constant<int, Walkers>, int key_buffers) {
-      using Tile = reverse_tile<Form::erases, padded, Walkers>;
-      static_assert(Walkers > 4 || Tile::bytes(4, 4, 1) <= least_shared_memory);
-      return Tile::bytes(bytes_of(p.in.key.type()), bytes_of(p.d_o.values.type()), key_buffers);
-    };
-    const bool eight_fit = bytes(std::integral_constant<int, 8>{}, 1) <= limit;
-    return with_walkers<padded, Shapes::most_rows>(
-        states, p.in.dv(), multiprocessor_count(), eight_fit, [&](auto walkers) {
-          using Split = tensor_split<padded, walkers, Form::erases>;
-          p.key_buffers = bytes(walkers, 2) <= limit ? 2 : 1;
-          const grid g{.blocks = states * tiles_of(p.in.dv(), Split::block_rows),
-                       .threads = Split::threads,
-                       .shared_bytes = bytes(walkers, p.key_buffers),
-                       .most_shared_bytes = limit};
-          return launch(name, exec, g, recurrence_reverse_kernel<Form, padded, walkers>, p);
-        });
+    const walk_choice choice = choose_reverse<Form, padded>(states, p.in.dv(), bytes_of(p.in.key.type()),
+                                                            bytes_of(p.d_o.values.type()), limits_of(exec));
+    p.key_buffers = choice.key_buffers;
+    return with_walkers<padded, Shapes::most_rows>(choice.walkers, [&](auto walkers) {
+      using Split = tensor_split<padded, walkers, Form::erases>;
+      const grid g{.blocks = states * tiles_of(p.in.dv(), Split::block_rows),
+                   .threads = Split::threads,
+                   .shared_bytes = choice.shared_bytes};
+      return launch(name, exec, g, recurrence_reverse_kernel<Form, padded, walkers>, p);
+    });
   });
 }
 

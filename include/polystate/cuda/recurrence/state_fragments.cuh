@@ -68,6 +68,37 @@ class state_fragments {
     }
   }
 
+  /// multiply() makes a NaN of an infinite state, whose second part is none for a tensor core. If any row of the warp
+  /// has a NaN, all products are made again by ordinary arithmetic, which keeps the definition's infinities.
+  __device__ void mend_infinities(const float4* fragments, float (&sums)[4]) const {
+    const bool is_nan = isnan(sums[0]) || isnan(sums[1]) || isnan(sums[2]) || isnan(sums[3]);
+    if (__any_sync(0xffffffffu, is_nan) == 0) return;
+    const int c = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll 1
+    for (int t = 0; t < 8; ++t) {
+      float above = 0.0f;
+      float below = 0.0f;
+#pragma unroll
+      for (int J = 0; J < Columns / 16; ++J) {
+        const float4 x = fragments[32 * J + 4 * t + c];
+        above = fmaf(x_[2 * J][0], x.x, fmaf(x_[2 * J][2], x.y, above));
+        above = fmaf(x_[2 * J + 1][0], x.z, fmaf(x_[2 * J + 1][2], x.w, above));
+        below = fmaf(x_[2 * J][1], x.x, fmaf(x_[2 * J][3], x.y, below));
+        below = fmaf(x_[2 * J + 1][1], x.z, fmaf(x_[2 * J + 1][3], x.w, below));
+      }
+#pragma unroll
+      for (int apart = 1; apart < 4; apart *= 2) {
+        above += __shfl_xor_sync(0xffffffffu, above, apart);
+        below += __shfl_xor_sync(0xffffffffu, below, apart);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        sums[i] = t == 2 * c + i ? above : sums[i];
+        sums[2 + i] = t == 2 * c + i ? below : sums[2 + i];
+      }
+    }
+  }
+
   /// rows <- factor rows + sum_t by(row, t) fragments' row t, fragments over rows. The sum over the tokens is rounded
   /// by the tensor core, which truncates; that with the state is rounded to the nearest.
   template <bool Exact>

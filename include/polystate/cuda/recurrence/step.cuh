@@ -188,7 +188,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(row_split<Rows>::threads, ste
         for (int r = 0; r < R; ++r) u[r] = fmaf(-g.alpha * of_key, sum_in_group<L>(dot[r]), u[r]);
       }
 #pragma unroll
-      for (int r = 0; r < R; ++r) u[r] *= g.write * of_key;
+      for (int r = 0; r < R; ++r) u[r] = g.write != 0.0f ? u[r] * (g.write * of_key) : 0.0f;  // u may be infinite
 #pragma unroll
       for (int i = 0; i < C; ++i) {
         const auto y = static_cast<float>(element_of(k[i / 4], i % 4));
@@ -223,7 +223,7 @@ POLYSTATE_HIDDEN status launch_step(const char* name, const on_cuda& exec, step_
   if (p.in.value.extent(1) == 0) return {};
   return with_padded<Shapes>(name, p.in.dk(), [&](auto padded) {
     const std::int64_t states = p.in.value.extent(0) * p.in.heads();
-    const std::int64_t multiprocessors = multiprocessor_count();
+    const int multiprocessors = limits_of(exec).multiprocessors;
     const auto launch_with = [&](auto rows, auto whole, auto streams) {
       constexpr row_split<rows> Split = split_of_step<rows>(padded);
       using Source = typename step_source_of<Data, State, padded, rows, whole, streams>::type;
@@ -231,14 +231,15 @@ POLYSTATE_HIDDEN status launch_step(const char* name, const on_cuda& exec, step_
       p.pieces = step_pieces(p.in.value.extent(0), p.in.heads(), p.in.key.extent(2), tiles);
       if (rows == 4) p.ahead = static_cast<unsigned>(multiprocessors);
       return launch(name, exec,
-                    {.blocks = streams ? std::min(states * tiles, step_blocks(rows) * multiprocessors) : states * tiles,
+                    {.blocks = streams ? std::min(states * tiles, std::int64_t{step_blocks(rows)} * multiprocessors)
+                                       : states * tiles,
                      .threads = Split.threads,
                      .shared_bytes = Source::shared_bytes},
                     recurrence_step_kernel<Form, Data, State, padded, rows, whole, streams>, p);
     };
     constexpr std::integral_constant<int, 2> two;
     if (!p.whole) return launch_with(two, std::false_type{}, std::false_type{});
-    if (choose_step_rows(states, p.in.dv(), padded, multiprocessor_count()) == two) {
+    if (choose_step_rows(states, p.in.dv(), padded, multiprocessors) == two) {
       return launch_with(two, std::true_type{}, std::false_type{});
     }
     return launch_with(std::integral_constant<int, 4>{}, std::true_type{},

@@ -40,8 +40,9 @@ struct tile_gradient_params {
   const float* d_states = nullptr;
   const float* error = nullptr;  ///< in forms that erase; else it is the value
   const float* d_written = nullptr;
-  int heads_together = 1;       ///< heads that a block works through one after the other; they share a group
-  any_element_view<4> d_value;  ///< (B, T, heads, dv); may be absent
+  int rows = most_gradient_rows;  ///< of a state, that a block has at most
+  int heads_together = 1;         ///< heads that a block works through one after the other; they share a group
+  any_element_view<4> d_value;    ///< (B, T, heads, dv); may be absent
   // What a block's rows add to sums over rows, of the window's tokens; null where it is not wanted.
   float* d_query = nullptr;  ///< [row part][token][head][dk], of the normalised row
   float* d_key = nullptr;    ///< likewise
@@ -88,11 +89,17 @@ struct alignas(16) gradient_tile {
   /// Columns of the states that a warp has at a time, in eights.
   POLYSTATE_HOST_DEVICE static constexpr int count(int padded) { return padded >= 128 ? 4 : padded / 32; }
   /// Behind it lie k, q, u, do, in forms that erase w, and of each warp sixteen rows of both states.
-  POLYSTATE_HOST_DEVICE static std::size_t bytes(int padded, int dv, bool erases) {
-    const int rows = recorded_rows(dv < gradient_rows ? dv : gradient_rows);
+  POLYSTATE_HOST_DEVICE static std::size_t bytes(int padded, int dv, int most_rows, bool erases) {
+    const int rows = recorded_rows(dv < most_rows ? dv : most_rows);
     const int floats = 2 * T * rows_of_four::pitch_of(padded) + (erases ? 3 : 2) * T * rows_of_four::pitch_of(rows) +
                        warps * 2 * count(padded) * 128;
     return sizeof(gradient_tile) + static_cast<std::size_t>(floats) * sizeof(float);
+  }
+  /// The most rows that shared memory takes, and no more than dv needs.
+  [[nodiscard]] static int rows_within(int padded, bool erases, std::size_t shared_bytes) {
+    int rows = most_gradient_rows;
+    while (rows > least_gradient_rows && bytes(padded, rows, rows, erases) > shared_bytes) rows /= 2;
+    return rows;
   }
 };
 
@@ -169,10 +176,10 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(gradient_tile::threads, Form:
   const int c = lane % 4;
   const int dv = in.dv();
   const int dk = in.dk();
-  const auto row_parts = static_cast<unsigned>(tiles_of(dv, gradient_rows));
+  const auto row_parts = static_cast<unsigned>(tiles_of(dv, p.rows));
   const auto row_part = blockIdx.x % row_parts;
-  const int block_row = static_cast<int>(row_part) * gradient_rows;
-  const int block_rows = min(gradient_rows, dv - block_row);
+  const int block_row = static_cast<int>(row_part) * p.rows;
+  const int block_rows = min(p.rows, dv - block_row);
   const int rows = recorded_rows(block_rows);
   const int pitch = rows_of_four::pitch_of(rows);
   float* const u = q + T * key_pitch;
@@ -486,12 +493,12 @@ template <class Shapes, class Form>
 POLYSTATE_HIDDEN status launch_tile_gradients(const char* name, const on_cuda& exec, tile_gradient_params<Form> p) {
   return with_padded<Shapes>(name, p.in.dk(), [&](auto padded) {
     const std::int64_t heads = p.in.heads();
-    const std::int64_t parts = p.items.tiles(gradient_tile::T) * tiles_of(p.in.dv(), gradient_rows);
-    p.heads_together = choose_heads_together(parts * heads, heads / p.in.key.extent(2), multiprocessor_count());
+    const std::int64_t parts = p.items.tiles(gradient_tile::T) * tiles_of(p.in.dv(), p.rows);
+    p.heads_together =
+        choose_heads_together(parts * heads, heads / p.in.key.extent(2), limits_of(exec).multiprocessors);
     const grid g{.blocks = parts * (heads / p.heads_together),
                  .threads = gradient_tile::threads,
-                 .shared_bytes = gradient_tile::bytes(padded, p.in.dv(), Form::erases),
-                 .most_shared_bytes = gradient_tile::bytes(padded, gradient_rows, Form::erases)};
+                 .shared_bytes = gradient_tile::bytes(padded, p.in.dv(), p.rows, Form::erases)};
     return launch(name, exec, g, recurrence_tile_gradient_kernel<Form, padded>, p);
   });
 }

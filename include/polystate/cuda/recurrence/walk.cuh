@@ -34,15 +34,6 @@ struct walk_shape {
   POLYSTATE_HOST_DEVICE static constexpr int value_bytes(int element_bytes) { return T * value_pitch * element_bytes; }
 };
 
-/// The most shared memory that a block of the current device may have, in bytes; 48 KiB where that is not known.
-inline std::size_t shared_memory_limit() {
-  int device = 0;
-  int bytes = 0;
-  const bool known = cudaGetDevice(&device) == cudaSuccess &&
-                     cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess;
-  return known ? static_cast<std::size_t>(bytes) : std::size_t{48} << 10;
-}
-
 /// The rows of a head of an item that this block has.
 struct walk_place {
   std::int64_t item;

@@ -76,6 +76,8 @@ class work_items {
   [[nodiscard]] POLYSTATE_HOST_DEVICE std::int64_t token_count() const {
     return (all_.packed() ? 1 : all_.size()) * (last_ - first_);
   }
+  /// Behind the last of the window's tokens that a sequence holds.
+  [[nodiscard]] POLYSTATE_HOST_DEVICE std::int64_t end() const { return all_.end() < last_ ? all_.end() : last_; }
   [[nodiscard]] POLYSTATE_HOST_DEVICE std::int64_t first() const { return first_; }
   [[nodiscard]] POLYSTATE_HOST_DEVICE std::int64_t last() const { return last_; }
 

@@ -11,6 +11,7 @@
 #include <polystate/cuda/launch.cuh>
 #include <polystate/cuda/routing/scores.cuh>
 #include <polystate/cuda/routing/weights.cuh>
+#include <polystate/cuda/row_range.cuh>
 #include <polystate/cuda/segment_moments/moments.cuh>
 #include <polystate/cuda/segment_moments/rows.cuh>
 #include <polystate/cuda/workspace.cuh>
@@ -38,6 +39,18 @@ any_element_view<4> query_of(const router::cumulant<Data>& r) {
 template <class Router>
 any_element_view<4> query_of(const router::top_k<Router>& r) {
   return query_of(r.of);
+}
+
+/// Refuses queries that are to be normalised and whose squares leave float. Waits for exec.stream.
+template <class Router>
+status check_query_rows(const char* name, const on_cuda& exec, const Router& router, double eps) {
+  if constexpr (requires { router.of; }) {
+    return check_query_rows(name, exec, router.of, eps);
+  } else if constexpr (Router::reads_moments && Router::normalizes_query) {
+    return check_row_squares(name, exec, "router.q", router.q, eps);
+  } else {
+    return {};
+  }
 }
 
 struct routing_problem {

@@ -42,7 +42,7 @@ struct routing_gradient_memory {
 };
 
 inline routing_gradient_memory carve_gradients(workspace_carver& from, const routing_problem& p,
-                                               const wanted_gradients& wanted) {
+                                               const wanted_gradients& wanted, const device_limits& limits) {
   routing_gradient_memory m;
   if (wanted.wants_tau()) m.d_tau = from.take<float2>(p.tokens() * p.heads);
   if (!p.router.reads_mu()) return m;
@@ -50,7 +50,7 @@ inline routing_gradient_memory carve_gradients(workspace_carver& from, const rou
   if (!wanted.wants_rows()) return m;
   m.d = moments::carve_gradients(from, p.moments, true);
   m.d_query = from.take<float>(p.tokens() * p.moment_heads() * p.moments.query_pitch());
-  m.scratch = recurrence::carve(from, moments::plan_moments_backward(p.moments, true));
+  m.scratch = recurrence::carve(from, moments::plan_moments_backward(p.moments, true, limits));
   return m;
 }
 

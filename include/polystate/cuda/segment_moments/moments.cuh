@@ -14,6 +14,8 @@
 
 #include <polystate/cuda/gated_delta_rule/operands.cuh>
 #include <polystate/cuda/recurrence/forward.cuh>
+#include <polystate/cuda/recurrence/shared_memory.cuh>
+#include <polystate/cuda/row_range.cuh>
 #include <polystate/cuda/segment_moments/rows.cuh>
 #include <polystate/cuda/segment_moments/segment_items.hpp>
 #include <polystate/cuda/segment_moments/segments.cuh>
@@ -102,6 +104,21 @@ inline recurrence::shared_operands make_moment_operands(const moment_problem& p,
   const auto query = read.query != nullptr ? staged<const float>(read.query, p, p.query_pitch(), 0, p.dr()) : key;
   const auto value = staged<const float>(m.keys, p, p.key_pitch(), p.dr() - p.mu_row(), p.rows());
   return recurrence::make_shared_operands<float>(key, query, value, {}, staged(read.out, p, p.rows(), 0, p.rows()));
+}
+
+/// Refuses keys that are to be normalised and whose squares leave float. Waits for exec.stream.
+template <class Data>
+status check_key_rows(const char* name, const on_cuda& exec, const key_moments<Data>& in) {
+  return in.qkp_l2norm ? check_row_squares(name, exec, "moments.k", in.k, in.l2norm_eps) : status{};
+}
+
+/// Refuses a dr that the device has no room for.
+inline status check_moments_fit(const char* name, const moment_problem& p, const device_limits& limits) {
+  constexpr int bytes = sizeof(float);  // staged rows
+  return p.erases ? recurrence::check_forward_fits<recurrence::delta_form<true>>(name, "moments.k", "dr", p.dr(), bytes,
+                                                                                 false, limits)
+                  : recurrence::check_forward_fits<recurrence::delta_form<false>>(name, "moments.k", "dr", p.dr(),
+                                                                                  bytes, false, limits);
 }
 
 /// The segments as items of one batch entry: those of the layer, or packed sequences.

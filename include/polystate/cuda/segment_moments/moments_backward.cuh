@@ -5,7 +5,9 @@
 /// The backward pass of moments.cuh: from the derivatives of the segments' states and of the read-outs to those of what
 /// was staged. Apart, so that who needs none compiles no kernels for it.
 
+#include <polystate/cuda/device.cuh>
 #include <polystate/cuda/recurrence/backward_launch.cuh>
+#include <polystate/cuda/recurrence/shared_memory.cuh>
 #include <polystate/cuda/segment_moments/moments.cuh>
 #include <polystate/cuda/segment_moments/rows.cuh>
 #include <polystate/cuda/workspace.cuh>
@@ -59,8 +61,18 @@ recurrence::backward_call<recurrence::delta_form<Erases>> make_moment_call(const
   return call;
 }
 
+/// Refuses a dr that the device has no room for.
+inline status check_moments_backward_fit(const char* name, const moment_problem& p, const device_limits& limits) {
+  constexpr int bytes = sizeof(float);  // staged rows
+  return p.erases ? recurrence::check_backward_fits<recurrence::delta_form<true>>(name, "moments.k", "dr", p.dr(),
+                                                                                  bytes, bytes, limits)
+                  : recurrence::check_backward_fits<recurrence::delta_form<false>>(name, "moments.k", "dr", p.dr(),
+                                                                                   bytes, bytes, limits);
+}
+
 /// Scratch memory of launch_moments_backward() beside carve_gradients(). `reads`: whether there are read-outs.
-inline recurrence::backward_plan plan_moments_backward(const moment_problem& p, bool reads) {
+inline recurrence::backward_plan plan_moments_backward(const moment_problem& p, bool reads,
+                                                       const device_limits& limits) {
   // Sizes alone count: any address does.
   alignas(16) static float somewhere[4] = {};
   moment_memory m;
@@ -72,8 +84,8 @@ inline recurrence::backward_plan plan_moments_backward(const moment_problem& p, 
   if (p.g) d.d_g = somewhere;
   if (p.beta) d.d_beta = somewhere;
   const float* query = reads ? somewhere : nullptr;
-  return p.erases ? recurrence::make_plan(make_moment_call<true>(p, m, query, d))
-                  : recurrence::make_plan(make_moment_call<false>(p, m, query, d));
+  return p.erases ? recurrence::make_plan(make_moment_call<true>(p, m, query, d), limits)
+                  : recurrence::make_plan(make_moment_call<false>(p, m, query, d), limits);
 }
 
 /// From d_states and d_out to the other members of `d`; `query` and the memory are those of the forward.
@@ -82,7 +94,7 @@ POLYSTATE_HIDDEN status launch_moments_backward(const char* name, const on_cuda&
                                                 const moment_memory& m, const float* query, const moment_gradients& d,
                                                 const recurrence::backward_scratch& scratch) {
   if (p.slots() == 0 || p.heads() == 0 || p.tokens() == 0) return {};
-  const recurrence::backward_plan plan = plan_moments_backward(p, d.d_out != nullptr);
+  const recurrence::backward_plan plan = plan_moments_backward(p, d.d_out != nullptr, limits_of(exec));
   return p.erases
              ? recurrence::launch_backward<Shapes>(name, exec, make_moment_call<true>(p, m, query, d), plan, scratch)
              : recurrence::launch_backward<Shapes>(name, exec, make_moment_call<false>(p, m, query, d), plan, scratch);

@@ -13,6 +13,7 @@
 
 #include <polystate/core/sequences.hpp>
 #include <polystate/core/tensor_view.hpp>
+#include <polystate/cuda/clear_tail.cuh>
 #include <polystate/cuda/launch.cuh>
 #include <polystate/cuda/tiling.hpp>
 #include <polystate/cuda/workspace.cuh>
@@ -174,6 +175,7 @@ struct segment_table_params {
   segmentation s;
   segment_table to;
   std::int64_t max_visible = 0;  ///< 0: all
+  tail_rows tail{};              ///< rows of tokens, to be cleared where no sequence holds them
 };
 
 inline constexpr int table_threads = 256;
@@ -212,10 +214,14 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
 
 inline constexpr int entry_threads = 1024;
 
-/// Entries of packed sequences: the number of segments before each. One block.
+/// Entries of packed sequences: the number of segments before each. One block; any others clear the tail.
 template <int Threads>
 __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
     segment_entry_kernel(const __grid_constant__ segment_table_params p) {
+  if (blockIdx.x > 0) {
+    clear_tail({p.s.all, p.tail}, blockIdx.x - 1, gridDim.x - 1);
+    return;
+  }
   __shared__ int in_warp[Threads / 32];
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -248,6 +254,18 @@ inline POLYSTATE_HIDDEN status launch_segment_table(const char* name, const cuda
                     segment_table_kernel<table_threads>, p);
   if (!r.ok() || !s.all.packed()) return r;
   return launch(name, exec, grid{.blocks = 1, .threads = entry_threads}, segment_entry_kernel<entry_threads>, p);
+}
+
+/// Clears rows of tokens that no sequence holds, if sequences are packed. The table's entries stay: the kernel is the
+/// one that has made them, so that a layer has one kernel fewer.
+template <class... Rows>
+POLYSTATE_HIDDEN status launch_clear_tail(const char* name, const cuda_policy auto& exec, const segmentation& s,
+                                          const segment_table& table, const Rows&... rows) {
+  if (!s.all.packed() || s.tokens() == 0) return {};
+  segment_table_params p = {.s = s, .to = table};
+  (p.tail.add(rows), ...);
+  return launch(name, exec, grid{.blocks = 1 + clear_tail_blocks, .threads = entry_threads},
+                segment_entry_kernel<entry_threads>, p);
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::moments

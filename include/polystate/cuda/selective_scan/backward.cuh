@@ -54,20 +54,22 @@ struct backward_params {
   float* BC_sums = nullptr;            ///< (B, G, group_tiles, N, 2, segment), optional: dB, dC of each tile
 };
 
-template <class Data, int Lanes>
+template <class Data, int Warps, int Lanes>
 struct backward_tile {
+  using data = Data;
+  static constexpr int warps = Warps;
   static constexpr int lanes = Lanes;
   static constexpr int steps = time_backward_steps<Data>;
-  using tile = time_tile<Data, time_backward_warps, lanes, steps>;
-  using operands = state_operands<Data, time_backward_warps, lanes, steps>;
-  static_assert(operands::states >= time_backward_warps, "at any time each warp has a state of its own");
+  using tile = time_tile<Data, warps, lanes, steps>;
+  using operands = state_operands<Data, warps, lanes, steps>;
+  static_assert(operands::states >= warps, "at any time each warp has a state of its own");
   static constexpr int lane_pitch = 36;
 
   struct shared {
     Data raw[2][4][tile::elements];  // u, then d_u; delta, then d_delta; z, then d_z; d_y
     typename operands::shared states[2];
-    alignas(16) float sums[operands::states][2][operands::order::pitch];      // dB, dC
-    alignas(16) float dA[time_backward_warps][operands::states][lane_pitch];  // of the lanes
+    alignas(16) float sums[operands::states][2][operands::order::pitch];  // dB, dC
+    alignas(16) float dA[warps][operands::states][lane_pitch];            // of the lanes
     int number;
     alignas(16) float carried[1];  // dh (channels, N), dA (channels, N), dD and ddelta_bias (channels, 2)
   };
@@ -75,6 +77,13 @@ struct backward_tile {
     return sizeof(shared) + static_cast<std::size_t>(channels * (2 * N + 2)) * sizeof(float);
   }
 };
+
+template <class Data>
+using wide_backward = backward_tile<Data, time_backward_warps, time_backward_lanes[0]>;
+template <class Data>
+using short_backward = backward_tile<Data, time_backward_warps, time_backward_lanes[1]>;
+template <class Data>
+using compact_backward = backward_tile<Data, compact_time_warps, compact_time_backward_lanes>;
 
 /// Sums v over the `Channels` groups of `Lanes` lanes of a warp. Each lane ends with the sums of
 /// max(1, Steps / Channels) successive elements in v[0], .., from the returned index on; the return is negative where
@@ -129,14 +138,14 @@ __device__ void add_to_sums(float* sums, float (&v)[Steps], int lane_of_warp) {
   }
 }
 
-template <class Data, int Lanes>
-__global__ POLYSTATE_HIDDEN void __launch_bounds__(32 * time_backward_warps)
-    selective_scan_bwd_kernel(const __grid_constant__ backward_params<Data> p) {
-  using Shape = backward_tile<Data, Lanes>;
+template <class Shape>
+__global__ POLYSTATE_HIDDEN void __launch_bounds__(32 * Shape::warps)
+    selective_scan_bwd_kernel(const __grid_constant__ backward_params<typename Shape::data> p) {
+  using Data = typename Shape::data;
   using Tile = typename Shape::tile;
   using Operands = typename Shape::operands;
   using order = typename Operands::order;
-  constexpr int L = Lanes;
+  constexpr int L = Shape::lanes;
   constexpr int K = Shape::steps;
   constexpr int states = Operands::states;
   constexpr float ln_2 = 0.693147180559945309f;
@@ -477,13 +486,13 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(32 * time_backward_warps)
   }
 }
 
-template <class Data, int Lanes>
-POLYSTATE_HIDDEN status launch_backward(const char* name, const on_cuda& exec, const backward_params<Data>& p) {
-  using Shape = backward_tile<Data, Lanes>;
+template <class Shape>
+POLYSTATE_HIDDEN status launch_backward(const char* name, const on_cuda& exec,
+                                        const backward_params<typename Shape::data>& p) {
   const grid g{.blocks = p.schedule.blocks,
                .threads = Shape::tile::threads,
                .shared_bytes = Shape::shared_bytes(p.schedule.tile_channels, p.A.extent(1))};
-  return launch(name, exec, g, selective_scan_bwd_kernel<Data, Lanes>, p);
+  return launch(name, exec, g, selective_scan_bwd_kernel<Shape>, p);
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan

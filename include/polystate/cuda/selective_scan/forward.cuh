@@ -461,7 +461,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, State
 }
 
 /// Enqueues y and the final states.
-template <class Dims, class Data>
+template <class Dims = dims<>, class Data>
 POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, const forward_params<Data>& p) {
   status s;
   const auto launch_split = [&]<std::size_t Choice>() {

@@ -42,12 +42,14 @@ struct time_forward_params {
   int checkpoint_shift = 0;        ///< of lanes between two checkpoints, log2
 };
 
-template <class Data>
+template <class Data, int Warps, int Steps>
 struct time_forward_tile {
+  using data = Data;
+  static constexpr int warps = Warps;
   static constexpr int lanes = time_lanes;
-  static constexpr int steps = time_forward_steps<Data>;
-  using tile = time_tile<Data, time_warps, lanes, steps>;
-  using operands = state_operands<Data, time_warps, lanes, steps>;
+  static constexpr int steps = Steps;
+  using tile = time_tile<Data, warps, lanes, steps>;
+  using operands = state_operands<Data, warps, lanes, steps>;
 
   struct shared {
     Data raw[2][3][tile::elements];  // u, then y; delta; z
@@ -60,11 +62,16 @@ struct time_forward_tile {
   }
 };
 
+template <class Data>
+using wide_time_forward = time_forward_tile<Data, time_warps, time_forward_steps<Data>>;
+template <class Data>
+using compact_time_forward = time_forward_tile<Data, compact_time_warps, compact_time_forward_steps>;
+
 /// Outputs: y and final states. Otherwise states alone: those after pieces, or checkpoints.
-template <class Data, bool Outputs>
-__global__ POLYSTATE_HIDDEN void __launch_bounds__(32 * time_warps)
-    selective_scan_time_forward_kernel(const __grid_constant__ time_forward_params<Data> p) {
-  using Shape = time_forward_tile<Data>;
+template <class Shape, bool Outputs>
+__global__ POLYSTATE_HIDDEN void __launch_bounds__(32 * Shape::warps)
+    selective_scan_time_forward_kernel(const __grid_constant__ time_forward_params<typename Shape::data> p) {
+  using Data = typename Shape::data;
   using Tile = typename Shape::tile;
   using Operands = typename Shape::operands;
   using order = typename Operands::order;
@@ -266,12 +273,12 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(32 * time_warps)
 }
 
 /// Enqueues the kernel over the blocks of its schedule.
-template <class Data, bool Outputs>
-POLYSTATE_HIDDEN status launch_time_forward(const char* name, const on_cuda& exec, const time_forward_params<Data>& p) {
-  using Shape = time_forward_tile<Data>;
+template <class Shape, bool Outputs>
+POLYSTATE_HIDDEN status launch_time_forward(const char* name, const on_cuda& exec,
+                                            const time_forward_params<typename Shape::data>& p) {
   const grid g{
       .blocks = p.schedule.blocks, .threads = Shape::tile::threads, .shared_bytes = Shape::shared_bytes(p.A.extent(1))};
-  return launch(name, exec, g, selective_scan_time_forward_kernel<Data, Outputs>, p);
+  return launch(name, exec, g, selective_scan_time_forward_kernel<Shape, Outputs>, p);
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan

@@ -18,12 +18,12 @@
 
 namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan {
 
-template <class Data, class State>
+template <class Shape, class Data, class State>
 [[nodiscard]] time_schedule choose_time_forward(const selective_scan_args<Data, State>& args,
                                                 const operand_access& moves, int multiprocessors,
                                                 bool batch_invariant) {
-  return choose_time_schedule(args, moves, time_forward_tile<Data>::tile::channels, time_forward_chunk<Data>,
-                              multiprocessors, batch_invariant, true);
+  return choose_time_schedule(args, moves, Shape::tile::channels, Shape::tile::tokens, multiprocessors, batch_invariant,
+                              true);
 }
 
 template <class Data, class State>
@@ -71,15 +71,16 @@ void carve_forward(workspace_carver& from, time_forward_params<Data>& p) {
 }
 
 /// Enqueues a forward pass: the outputs, or the checkpoints.
-template <class Data, bool Outputs>
-POLYSTATE_HIDDEN status run_time_forward(const char* name, const on_cuda& exec, time_forward_params<Data> p) {
+template <class Shape, bool Outputs>
+POLYSTATE_HIDDEN status run_time_forward(const char* name, const on_cuda& exec,
+                                         time_forward_params<typename Shape::data> p) {
   status s = clear_handoff(name, exec, p.passing, p.schedule);
   if (s.ok() && p.schedule.how == cut::split) {
-    time_forward_params<Data> first = p;
+    auto first = p;
     --first.schedule.pieces;  // what comes after the last one is not asked
     first.schedule.blocks = first.schedule.tiles * first.schedule.pieces;
     first.checkpoints = nullptr;
-    s = launch_time_forward<Data, false>(name, exec, first);
+    s = launch_time_forward<Shape, false>(name, exec, first);
     if (s.ok()) {
       s = launch_join(name, exec,
                       {.A = p.A,
@@ -90,7 +91,7 @@ POLYSTATE_HIDDEN status run_time_forward(const char* name, const on_cuda& exec, 
     }
     p.joined = true;
   }
-  return s.ok() ? launch_time_forward<Data, Outputs>(name, exec, p) : s;
+  return s.ok() ? launch_time_forward<Shape, Outputs>(name, exec, p) : s;
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan

@@ -15,8 +15,11 @@
 namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan {
 
 /// Warps of a block, lanes of a channel, and tokens of a lane, in the forward: a chunk of 256 tokens, of float 128.
+/// Compact blocks are for devices with less shared memory than that takes.
 inline constexpr int time_warps = 16;
 inline constexpr int time_lanes = 16;
+inline constexpr int compact_time_warps = 4;
+inline constexpr int compact_time_forward_steps = 8;
 template <class Data>
 inline constexpr int time_forward_steps = sizeof(Data) == 4 ? 8 : 16;
 template <class Data>
@@ -26,6 +29,7 @@ inline constexpr int time_forward_chunk = time_lanes* time_forward_steps<Data>;
 /// time_backward_short tokens, or N above time_backward_short_N, where the second's shared memory ends.
 inline constexpr int time_backward_warps = 16;
 inline constexpr int time_backward_lanes[] = {16, 4};
+inline constexpr int compact_time_backward_lanes = 8;
 template <class Data>
 inline constexpr int time_backward_steps = sizeof(Data) == 4 ? 4 : 8;
 inline constexpr std::int64_t time_backward_short = 96;

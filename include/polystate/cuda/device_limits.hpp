@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// What schedules are chosen for. Host code without CUDA.
+
+#include <polystate/core/error.hpp>
+#include <polystate/core/macros.hpp>
+
+#include <cstddef>
+#include <string>
+
+namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
+
+/// Of one device. A block has up to 99 KiB of shared memory on sm_86, sm_89 and sm_120, 163 KiB on sm_80 and sm_87, 227
+/// KiB on sm_90 and sm_100.
+struct device_limits {
+  int multiprocessors = 1;
+  std::size_t shared_bytes = std::size_t{48} << 10;  ///< of a block, at most
+};
+
+/// Refuses a size whose smallest tile is larger than the device's shared memory. `sizes`: "dk = 512".
+[[nodiscard]] inline status check_shared_memory(const char* op, const char* argument, const std::string& sizes,
+                                                std::size_t needed, std::size_t supported) {
+  if (needed <= supported) return {};
+  return {error_code::unsupported, op, argument,
+          sizes + " takes " + std::to_string(needed) +
+              " bytes of shared memory a block, supported on this device: up to " + std::to_string(supported)};
+}
+
+}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda
