@@ -84,7 +84,7 @@ nvcc --version >/dev/null 2>&1 && cuda=ON
 drop_moved_build "$root" "$build"
 say "building in $build (CUDA $cuda)"
 step quietly "$root/build/results/configure.log" cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
-  -DPOLYSTATE_CUDA=$cuda -DPOLYSTATE_CUDA_SLOW_UNITS=$slow -DPOLYSTATE_BUILD_TESTS=ON -DPOLYSTATE_BUILD_EXAMPLES=ON \
+  -DPOLYSTATE_CUDA=$cuda -DPOLYSTATE_BUILD_TESTS=ON -DPOLYSTATE_BUILD_EXAMPLES=ON \
   -DPOLYSTATE_BUILD_BENCHMARKS=ON || finish
 step quietly "$root/build/results/build.log" cmake --build "$build" || finish
 

@@ -18,10 +18,9 @@
 #
 # To build on a machine without a GPU, then carry the folder over (it needs bash, python3, nvidia-smi and
 # compute-sanitizer there; the sources must be the same):
-#   cmake -S . -B build/gpu -G Ninja -DPOLYSTATE_CUDA=ON -DPOLYSTATE_CUDA_SLOW_UNITS=ON \
-#     && cmake --build build/gpu
+#   cmake -S . -B build/gpu -G Ninja -DPOLYSTATE_CUDA=ON
 #   cmake --build build/gpu --target gpu_mutants       # for --mutants
-#   tests/gpu/record.py hashes build/gpu --bundle build/gpu_bundle
+#   tests/gpu/record.py hashes build/gpu --bundle build/gpu_bundle   # builds the programs
 #   tests/gpu/run.sh --prebuilt build/gpu_bundle       # there
 set -euo pipefail
 
@@ -53,9 +52,8 @@ if [[ -z $build ]]; then
   drop_moved_build "$root" "$build"
   say "building the CUDA tests in $build"
   quietly "$build/configure.log" cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DPOLYSTATE_CUDA=ON \
-    -DPOLYSTATE_CUDA_SLOW_UNITS=ON -DPOLYSTATE_BUILD_TESTS=ON
-  quietly "$build/build.log" cmake --build "$build"
+    -DPOLYSTATE_BUILD_TESTS=ON
   if [[ $mutants -eq 1 ]]; then quietly "$build/mutants.log" cmake --build "$build" --target gpu_mutants; fi
-  "$root/tests/gpu/record.py" hashes "$build"
+  "$root/tests/gpu/record.py" hashes "$build"  # builds the programs
 fi
 exec "$root/tests/gpu/record.py" write "$build" "${arguments[@]}"
