@@ -75,7 +75,7 @@ packages=("g++=g++" cmake=cmake ninja-build=ninja python3=python3 pkg-config=pkg
   nlohmann-json3-dev=/usr/include/nlohmann/json.hpp libgtest-dev=/usr/include/gtest/gtest.h
   libbenchmark-dev=/usr/include/benchmark/benchmark.h)
 if [[ $all -eq 1 ]]; then
-  packages+=(clang=clang++ clang-tidy=clang-tidy patch=patch python3-numpy=/usr/lib/python3/dist-packages/numpy)
+  packages+=(clang=clang++ clang-tidy=clang-tidy python3-numpy=/usr/lib/python3/dist-packages/numpy)
 fi
 step require_packages "${packages[@]}" || finish
 
