@@ -23,10 +23,9 @@ import datetime
 import json
 import pathlib
 import re
-import shutil
-import subprocess
 import sys
 
+import bundle
 import gpu_runs
 import programs
 import record_file
@@ -42,26 +41,16 @@ def command_hashes(options):
     (build / programs.LISTING).write_text(json.dumps(listing, indent=1) + "\n")
     print(f"{len(listing['programs'])} CUDA test programs: {build / programs.LISTING}")
     if options.bundle:
-        bundle(build, listing, pathlib.Path(options.bundle))
+        ran = {program["path"] for program in listing["programs"].values()}
+        mutants = {path for path in gpu_runs.known_mutants(build).values() if (build / path).exists()}
+        carried = sorted(ran | mutants, key=lambda path: path.rpartition("/")[2].removeprefix("mutant_"))
+        size = bundle.make(build, [programs.LISTING, gpu_runs.MUTANTS], carried, options.bundle)
+        print(f"{len(carried)} programs to carry, {size / 2**20:.1f} MiB: {options.bundle}")
     return 0
 
 
-def bundle(build, listing, target):
-    """Copies what another machine needs of a build folder, without the symbols that no run needs."""
-    mutants = [path for path in gpu_runs.known_mutants(build).values() if (build / path).exists()]
-    binaries = sorted({*(program["path"] for program in listing["programs"].values()), *mutants})
-    shutil.rmtree(target, ignore_errors=True)
-    for name in (programs.LISTING, gpu_runs.MUTANTS, *binaries):
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(build / name, target / name)
-    if shutil.which("strip"):
-        subprocess.run(["strip", *(str(target / name) for name in binaries)], check=True)
-    size = sum((target / name).stat().st_size for name in binaries)
-    print(f"{len(binaries)} programs to carry, {size / 2**20:.1f} MiB: {target}")
-
-
 def command_write(options):
-    build = pathlib.Path(options.build).resolve()
+    build = bundle.folder_of(options.build, programs.ROOT / "build" / "gpu_bundle")
     listing = json.loads((build / programs.LISTING).read_text())
     tree = source_text.Tree(programs.ROOT)
     changed = [name for name, p in listing["programs"].items() if tree.hash(p["sources"]) != p["text"]]
@@ -172,7 +161,7 @@ def main():
 
     hashes = add("hashes", command_hashes)
     hashes.add_argument("build")
-    hashes.add_argument("--bundle", metavar="DIR", help="copies what another machine needs of the folder to DIR")
+    hashes.add_argument("--bundle", metavar="TARGET", help="copies what another machine needs to this folder or .tar.xz file")
 
     write = add("write", command_write)
     write.add_argument("build")

@@ -9,6 +9,7 @@ import tempfile
 import unittest
 from unittest import mock
 
+import bundle
 import programs
 import record
 import record_file
@@ -80,6 +81,24 @@ class Settings(unittest.TestCase):
                 "-Xcompiler=-Wall,-Werror --Werror=all-warnings -MD -MT x.o -MF x.d -x cu -c /p/x.cu -o x.o -Xptxas=-O2")
         self.assertEqual(programs.settings_of(line, ("/bin/c++", "/bin/nvcc"), "/p/x.cu"),
                          '-DNDEBUG -DX="y z" -arch=sm_90a -std=c++20 -Xptxas=-O2')
+
+
+class Bundle(unittest.TestCase):
+    def test_a_folder_and_an_archive_hold_the_same(self):
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(shutil, "which", lambda _: None):
+            root = pathlib.Path(folder)
+            for name, content in (("list.json", b"{}"), ("tests/x/x", b"program" * 999), ("tests/left_out", b"")):
+                (root / "build" / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / "build" / name).write_bytes(content)
+            (root / "build/tests/x/x").chmod(0o755)
+            sizes = [bundle.make(root / "build", ["list.json"], ["tests/x/x"], root / target) for target in ("b", "b.tar.xz")]
+            self.assertLess(sizes[1], sizes[0] / 10)
+            for target, unpacked in (("b", "unused"), ("b.tar.xz", "unpacked")):
+                found = bundle.folder_of(root / target, root / unpacked)
+                self.assertEqual(sorted(str(f.relative_to(found)) for f in found.rglob("*") if f.is_file()),
+                                 ["list.json", "tests/x/x"])
+                self.assertEqual((found / "tests/x/x").read_bytes(), b"program" * 999)
+                self.assertTrue((found / "tests/x/x").stat().st_mode & 0o100)
 
 
 class Renew(unittest.TestCase):
