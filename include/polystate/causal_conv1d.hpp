@@ -88,10 +88,11 @@ void check_inputs(argument_checks& c, const causal_conv1d_args<Data>& args) {
 }
 
 /// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
-template <class Data>
+template <class Dims = dims<>, class Data>
 [[nodiscard]] status check(const causal_conv1d_args<Data>& args) {
   argument_checks c("causal_conv1d");
   check_inputs(c, args);
+  c.fixed<Dims>("weight", "W");
   c.required("y", args.y, {"B", "T", "D"})
       .optional("final_state", args.final_state, {"S", {"W", -1}, "D"})
       .distinct("y", args.y, "x", args.x)
@@ -102,10 +103,11 @@ template <class Data>
 }
 
 /// Whether the backward of `args`, whose outputs it does not read, is supported. Reads no elements.
-template <class Data>
+template <class Dims = dims<>, class Data>
 [[nodiscard]] status check(const causal_conv1d_args<Data>& args, const causal_conv1d_grads<Data>& grads) {
   argument_checks c("causal_conv1d_backward");
   check_inputs(c, args);
+  c.fixed<Dims>("weight", "W");
   c.optional("d_y", grads.d_y, {"B", "T", "D"})
       .optional("d_final_state", grads.d_final_state, {"S", {"W", -1}, "D"})
       .optional("d_x", grads.d_x, {"B", "T", "D"})
@@ -120,13 +122,14 @@ template <class Data>
 }
 
 /// Whether `args` is a supported step. Reads no elements.
-template <class Data>
+template <class Dims = dims<>, class Data>
 [[nodiscard]] status check(const causal_conv1d_step_args<Data>& args) {
   argument_checks c("causal_conv1d_step");
   c.required("x", args.x, {"B", "T", "D"})
       .range("T", causal_conv1d_limits::step_tokens)
       .required("weight", args.weight, {"D", "W"})
       .range("W", causal_conv1d_limits::W)
+      .template fixed<Dims>("weight", "W")
       .optional("bias", args.bias, {"D"})
       .required("state", args.state, {"slots", {"W", -1}, "D"})
       .include(check_pool_shape(c, args.read_indices, args.write_indices))
@@ -166,19 +169,19 @@ template <class Data>
 /// What causal_conv1d() does, with a status for an exception. Each overload is defined in
 /// polystate/reference/causal_conv1d.hpp or polystate/cuda/causal_conv1d.cuh: include it, or the linker will
 /// miss it.
-template <class Data>
+template <class Dims = dims<>, class Data>
 [[nodiscard]] status try_causal_conv1d(const on_reference& exec, const causal_conv1d_args<Data>& args);
-template <class Data>
+template <class Dims = dims<>, class Data>
 [[nodiscard]] status try_causal_conv1d(const on_cuda& exec, const causal_conv1d_args<Data>& args);
-template <class Data>
+template <class Dims = dims<>, class Data>
 [[nodiscard]] status try_causal_conv1d_backward(const on_reference& exec, const causal_conv1d_args<Data>& args,
                                                 const causal_conv1d_grads<Data>& grads);
-template <class Data>
+template <class Dims = dims<>, class Data>
 [[nodiscard]] status try_causal_conv1d_backward(const on_cuda& exec, const causal_conv1d_args<Data>& args,
                                                 const causal_conv1d_grads<Data>& grads);
-template <class Data>
+template <class Dims = dims<>, class Data>
 [[nodiscard]] status try_causal_conv1d_step(const on_reference& exec, const causal_conv1d_step_args<Data>& args);
-template <class Data>
+template <class Dims = dims<>, class Data>
 [[nodiscard]] status try_causal_conv1d_step(const on_cuda& exec, const causal_conv1d_step_args<Data>& args);
 
 /// Computes y and, if given, final_state. T = 0 copies initial_state, or zero, to final_state. A NaN in x
@@ -188,11 +191,13 @@ template <class Data>
 /// cuda:      float, half, bfloat16; asynchronous on exec.stream. Contents of cu_seqlens are clamped into 0 .. T;
 ///            validate() reports them.
 ///
+/// causal_conv1d<dims<4>>(exec, args) compiles that W alone and refuses others.
+///
 /// Throws argument_error when check() fails, before any write; cuda_error when a launch fails. Deterministic.
 /// Thread-safe.
-template <class Exec, class Data>
+template <class Dims = dims<>, class Exec, class Data>
 void causal_conv1d(const Exec& exec, const causal_conv1d_args<Data>& args) {
-  raise_on_error(try_causal_conv1d(exec, args));
+  raise_on_error(try_causal_conv1d<Dims>(exec, args));
 }
 
 /// Computes the wanted gradients from the inputs of `args` alone; its outputs may be absent and are neither
@@ -202,17 +207,17 @@ void causal_conv1d(const Exec& exec, const causal_conv1d_args<Data>& args) {
 /// its gradient.
 ///
 /// Throws and guarantees as causal_conv1d().
-template <class Exec, class Data>
+template <class Dims = dims<>, class Exec, class Data>
 void causal_conv1d_backward(const Exec& exec, const causal_conv1d_args<Data>& args,
                             const causal_conv1d_grads<Data>& grads) {
-  raise_on_error(try_causal_conv1d_backward(exec, args, grads));
+  raise_on_error(try_causal_conv1d_backward<Dims>(exec, args, grads));
 }
 
 /// Computes y for T tokens and moves the states on: equal to causal_conv1d() over those tokens with the
 /// slot's state as initial state. Backends, errors and guarantees as there.
-template <class Exec, class Data>
+template <class Dims = dims<>, class Exec, class Data>
 void causal_conv1d_step(const Exec& exec, const causal_conv1d_step_args<Data>& args) {
-  raise_on_error(try_causal_conv1d_step(exec, args));
+  raise_on_error(try_causal_conv1d_step<Dims>(exec, args));
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

@@ -163,23 +163,12 @@ void check_distinct(argument_checks& c, const operands<Data, Rule>& in, const ch
       .distinct(name, out, "beta", in.beta);
 }
 
-/// Checks that the bound "dk" and "dv" are those that the caller fixed at compile time.
-template <class Dims>
-void check_dims(argument_checks& c) {
-  static_assert(Dims::size == 0 || Dims::size == 2, "dims<> or dims<dk, dv>");
-  if constexpr (Dims::size == 2) {
-    c.expect(c.size("dk") == Dims::values[0] && c.size("dv") == Dims::values[1], error_code::unsupported, "q",
-             "dk, dv = " + std::to_string(c.size("dk")) + ", " + std::to_string(c.size("dv")) + ", supported: dims<" +
-                 Dims::text() + "> only");
-  }
-}
-
 /// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
 template <class Dims = dims<>, class Data, class Rule, class State>
 [[nodiscard]] status check(const gated_delta_rule_args<Data, Rule, State>& args) {
   argument_checks c("gated_delta_rule");
   check_operands(c, operands_of(args));
-  check_dims<Dims>(c);
+  c.fixed<Dims>("q", "dk", "dv");
   c.sequences(args.cu_seqlens)
       .optional("initial_state", args.initial_state, {"S", "HV", "dv", "dk"})
       .required("o", args.o, {"B", "T", "HV", "dv"})
@@ -197,7 +186,7 @@ template <class Dims = dims<>, class Data, class Rule, class State>
                            const gated_delta_rule_grads<Data, Rule, State>& grads) {
   argument_checks c("gated_delta_rule_backward");
   check_operands(c, operands_of(args));
-  check_dims<Dims>(c);
+  c.fixed<Dims>("q", "dk", "dv");
   c.sequences(args.cu_seqlens)
       .optional("initial_state", args.initial_state, {"S", "HV", "dv", "dk"})
       .optional("d_o", grads.d_o, {"B", "T", "HV", "dv"})
@@ -212,7 +201,7 @@ template <class Dims = dims<>, class Data, class Rule, class State>
 [[nodiscard]] status check(const gated_delta_rule_step_args<Data, Rule, State>& args) {
   argument_checks c("gated_delta_rule_step");
   check_operands(c, operands_of(args));
-  check_dims<Dims>(c);
+  c.fixed<Dims>("q", "dk", "dv");
   c.range("T", gated_delta_rule_limits::step_tokens)
       .required("state", args.state, {"slots", "HV", "dv", "dk"})
       .include(check_pool_shape(c, args.read_indices, args.write_indices))

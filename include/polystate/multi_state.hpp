@@ -141,6 +141,22 @@ struct multi_state_read_grads {
   router_grads<Router> router{};              ///< out
 };
 
+/// Checks the sizes that the caller fixed at compile time: dims<>, dims<dk, dv> or dims<dk, dv, dr>, where a call
+/// without moments has no dr.
+template <class Dims>
+void check_dims(argument_checks& c, bool has_moments) {
+  static_assert(Dims::size == 0 || Dims::size == 2 || Dims::size == 3, "dims<>, dims<dk, dv> or dims<dk, dv, dr>");
+  if constexpr (Dims::size == 3) {
+    if (has_moments) {
+      c.fixed<Dims>("in", "dk", "dv", "dr");
+    } else {
+      c.fixed<dims<Dims::values[0], Dims::values[1]>>("in", "dk", "dv");
+    }
+  } else {
+    c.fixed<Dims>("in", "dk", "dv");
+  }
+}
+
 /// The part of check() that every call on tokens shares: recurrence, moments, router. Binds the operands'
 /// sizes and, where k' exists, "HR" and "dr". `keeps_moments`: whether moments are wanted beside what the
 /// router reads. `whole_sequence`: T alone says how many segments there are.
@@ -149,7 +165,6 @@ void check_layer(argument_checks& c, const Args& args, bool keeps_moments, bool 
   using Router = std::remove_cvref_t<decltype(args.router)>;
   using Separation = std::remove_cvref_t<decltype(args.separation)>;
   check_operands(c, args.in);
-  check_dims<Dims>(c);
   if (!Separation::has_segments) {
     const std::string no_segments = std::string("separation ") + Separation::name + " has no segments";
     check_no_moments(c, args.moments, no_segments);
@@ -165,6 +180,7 @@ void check_layer(argument_checks& c, const Args& args, bool keeps_moments, bool 
   } else {
     check_no_moments(c, args.moments, "there is no moments.k");
   }
+  check_dims<Dims>(c, c.size("dr") > 0);
   check_router(c, args.router, args.shared_kq, whole_sequence && !c.failed() ? args.separation.count(c.size("T")) : 0);
   if constexpr (std::is_same_v<Separation, separation::fenwick>) {
     c.expect(args.router.position_norm == position_norm::none && args.router.position_index == position_index::absolute,
@@ -254,12 +270,12 @@ template <class Dims, class Data, class Rule, class Router, class State>
 void check_inputs(argument_checks& c, const multi_state_read_args<Data, Rule, Router, State>& args) {
   check_query(c, args.in);
   c.required("bank.S", args.bank.S, {"B", "capacity", "H", "dv", "dk"}).grouped("H", "HK");
-  check_dims<Dims>(c);
   if (args.shared_kq) c.bind("HR", c.size("HK")).bind("dr", c.size("dk"));
   if (Router::reads_moments) {
     c.required("bank.mu", args.bank.mu, {"B", "capacity", "HR", "dr"}).grouped("H", "HR");
   }
   if (Router::reads_Sigma) c.required("bank.Sigma", args.bank.Sigma, {"B", "capacity", "HR", "dr", "dr"});
+  check_dims<Dims>(c, c.size("dr") > 0);
   c.required("bank.counters", args.bank.counters, {"B"});
   check_router(c, args.router, args.shared_kq, 0);
   c.expect(args.l2norm_eps >= 0, error_code::value, "l2norm_eps", "negative, supported: at least 0")

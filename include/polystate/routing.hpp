@@ -267,22 +267,24 @@ void check_inputs(argument_checks& c, const routing_args<Data, Separation, Route
 }
 
 /// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
-template <class Data, class Separation, class Router>
+template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status check(const routing_args<Data, Separation, Router>& args) {
   argument_checks c("routing");
   const std::string why_not = std::string("router ") + Router::name + " does not use it";
   check_inputs(c, args, "lam", args.lam);
+  if constexpr (Router::reads_moments) c.template fixed<Dims>("moments.k", "dr");
   c.optional_if(Router::reads_moments, "r_mu", args.r_mu, {"B", "T", "HR", "L"}, why_not)
       .optional_if(Router::reads_Sigma, "r_sigma", args.r_sigma, {"B", "T", "HR", "L"}, why_not);
   return c.result();
 }
 
 /// Whether the backward of `args`, whose outputs it does not read, is supported. Reads no elements.
-template <class Data, class Separation, class Router>
+template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status check(const routing_args<Data, Separation, Router>& args,
                            const routing_grads<Data, Router>& grads) {
   argument_checks c("routing_backward");
   check_inputs(c, args, "d_lam", grads.d_lam);
+  if constexpr (Router::reads_moments) c.template fixed<Dims>("moments.k", "dr");
   check_moment_grads(c, args.moments, grads.moments);
   check_router_grads(c, grads.router, false);
   return c.result();
@@ -297,15 +299,15 @@ template <class Data, class Separation, class Router>
 
 /// What routing() does, with a status for an exception. Each overload is defined in polystate/reference/routing.hpp or
 /// polystate/cuda/routing.cuh: include it, or the linker will miss it.
-template <class Data, class Separation, class Router>
+template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status try_routing(const on_cuda& exec, const routing_args<Data, Separation, Router>& args);
-template <class Data, class Separation, class Router>
+template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status try_routing_backward(const on_cuda& exec, const routing_args<Data, Separation, Router>& args,
                                           const routing_grads<Data, Router>& grads);
-template <class Data, class Separation, class Router>
+template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status try_routing(const on_reference& exec, const routing_args<Data, Separation, Router>& args);
 
-template <class Data, class Separation, class Router>
+template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status try_routing_backward(const on_reference& exec, const routing_args<Data, Separation, Router>& args,
                                           const routing_grads<Data, Router>& grads);
 
@@ -315,12 +317,14 @@ template <class Data, class Separation, class Router>
 /// cuda:      asynchronous on exec.stream, float sums; float, half and bfloat16 data, dr up to 512; scratch from
 /// exec.workspace, or allocated in the order of the stream: workspace_bytes(exec, args).
 ///
+/// routing<dims<128>>(exec, args) compiles that dr alone and refuses others; a router without moments has no sizes.
+///
 /// Throws argument_error when check() fails, or on the reference when kept raw position weights sum to 0, before any
 /// write; cuda_error when a launch fails. On CUDA, which reads no operand on the host, such weights are not finite.
 /// NaN scores give NaN weights for that token and head. Deterministic. Thread-safe.
-template <class Exec, class Data, class Separation, class Router>
+template <class Dims = dims<>, class Exec, class Data, class Separation, class Router>
 void routing(const Exec& exec, const routing_args<Data, Separation, Router>& args) {
-  raise_on_error(try_routing(exec, args));
+  raise_on_error(try_routing<Dims>(exec, args));
 }
 
 /// Computes the wanted gradients from the inputs of `args` alone; its outputs may be absent and are neither
@@ -330,10 +334,10 @@ void routing(const Exec& exec, const routing_args<Data, Separation, Router>& arg
 /// cuda:      as routing(), no atomics: workspace_bytes(exec, args, grads).
 ///
 /// Throws and guarantees as routing().
-template <class Exec, class Data, class Separation, class Router>
+template <class Dims = dims<>, class Exec, class Data, class Separation, class Router>
 void routing_backward(const Exec& exec, const routing_args<Data, Separation, Router>& args,
                       const routing_grads<Data, Router>& grads) {
-  raise_on_error(try_routing_backward(exec, args, grads));
+  raise_on_error(try_routing_backward<Dims>(exec, args, grads));
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

@@ -135,12 +135,13 @@ void bind_segments(argument_checks& c, const Separation& separation, const index
 }
 
 /// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
-template <class Data, class Separation>
+template <class Dims = dims<>, class Data, class Separation>
 [[nodiscard]] status check(const segment_moments_args<Data, Separation>& args) {
   argument_checks c("segment_moments");
   check_moments(c, args.moments);
   check_separation(c, args.separation, args.cu_seqlens);
   bind_segments(c, args.separation, args.cu_seqlens);
+  c.fixed<Dims>("moments.k", "dr");
   c.sequences(args.cu_seqlens)
       .optional("mu", args.mu, {"B", "L", "HR", "dr"})
       .optional("Sigma", args.Sigma, {"B", "L", "HR", "dr", "dr"})
@@ -152,13 +153,14 @@ template <class Data, class Separation>
 }
 
 /// Whether the backward of `args`, whose outputs it does not read, is supported. Reads no elements.
-template <class Data, class Separation>
+template <class Dims = dims<>, class Data, class Separation>
 [[nodiscard]] status check(const segment_moments_args<Data, Separation>& args,
                            const segment_moments_grads<Data>& grads) {
   argument_checks c("segment_moments_backward");
   check_moments(c, args.moments);
   check_separation(c, args.separation, args.cu_seqlens);
   bind_segments(c, args.separation, args.cu_seqlens);
+  c.fixed<Dims>("moments.k", "dr");
   c.sequences(args.cu_seqlens)
       .optional("d_mu", grads.d_mu, {"B", "L", "HR", "dr"})
       .optional("d_Sigma", grads.d_Sigma, {"B", "L", "HR", "dr", "dr"});
@@ -204,16 +206,16 @@ template <class Data, class Separation>
 /// What segment_moments() does, with a status for an exception. Each overload is defined in
 /// polystate/reference/segment_moments.hpp or polystate/cuda/segment_moments.cuh: include it, or the linker will miss
 /// it.
-template <class Data, class Separation>
+template <class Dims = dims<>, class Data, class Separation>
 [[nodiscard]] status try_segment_moments(const on_cuda& exec, const segment_moments_args<Data, Separation>& args);
-template <class Data, class Separation>
+template <class Dims = dims<>, class Data, class Separation>
 [[nodiscard]] status try_segment_moments_backward(const on_cuda& exec,
                                                   const segment_moments_args<Data, Separation>& args,
                                                   const segment_moments_grads<Data>& grads);
-template <class Data, class Separation>
+template <class Dims = dims<>, class Data, class Separation>
 [[nodiscard]] status try_segment_moments(const on_reference& exec, const segment_moments_args<Data, Separation>& args);
 
-template <class Data, class Separation>
+template <class Dims = dims<>, class Data, class Separation>
 [[nodiscard]] status try_segment_moments_backward(const on_reference& exec,
                                                   const segment_moments_args<Data, Separation>& args,
                                                   const segment_moments_grads<Data>& grads);
@@ -224,11 +226,13 @@ template <class Data, class Separation>
 /// cuda:      asynchronous on exec.stream, float sums; float, half and bfloat16 data, dr up to 512; scratch from
 /// exec.workspace, or allocated in the order of the stream: workspace_bytes(exec, args).
 ///
+/// segment_moments<dims<128>>(exec, args) compiles that dr alone and refuses others.
+///
 /// Throws argument_error when check() fails, before any write; cuda_error when a launch fails. Deterministic.
 /// Thread-safe.
-template <class Exec, class Data, class Separation>
+template <class Dims = dims<>, class Exec, class Data, class Separation>
 void segment_moments(const Exec& exec, const segment_moments_args<Data, Separation>& args) {
-  raise_on_error(try_segment_moments(exec, args));
+  raise_on_error(try_segment_moments<Dims>(exec, args));
 }
 
 /// Computes the wanted gradients from the inputs of `args` alone; its outputs may be absent and are neither
@@ -240,10 +244,10 @@ void segment_moments(const Exec& exec, const segment_moments_args<Data, Separati
 /// cuda:      as segment_moments(), no atomics: workspace_bytes(exec, args, grads).
 ///
 /// Throws and guarantees as segment_moments().
-template <class Exec, class Data, class Separation>
+template <class Dims = dims<>, class Exec, class Data, class Separation>
 void segment_moments_backward(const Exec& exec, const segment_moments_args<Data, Separation>& args,
                               const segment_moments_grads<Data>& grads) {
-  raise_on_error(try_segment_moments_backward(exec, args, grads));
+  raise_on_error(try_segment_moments_backward<Dims>(exec, args, grads));
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

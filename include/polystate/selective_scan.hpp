@@ -118,10 +118,11 @@ void check_scan_distinct(argument_checks& c, const Args& args, const char* name,
 }
 
 /// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const selective_scan_args<Data, State>& args) {
   argument_checks c("selective_scan");
   check_scan_operands(c, args);
+  c.fixed<Dims>("A", "N");
   c.sequences(args.cu_seqlens)
       .optional("initial_state", args.initial_state, {"S", "D", "N"})
       .required("y", args.y, {"B", "T", "D"})
@@ -134,11 +135,12 @@ template <class Data, class State>
 }
 
 /// Whether the backward of `args`, whose outputs it does not read, is supported. Reads no elements.
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const selective_scan_args<Data, State>& args,
                            const selective_scan_grads<Data, State>& grads) {
   argument_checks c("selective_scan_backward");
   check_scan_operands(c, args);
+  c.fixed<Dims>("A", "N");
   c.sequences(args.cu_seqlens)
       .optional("initial_state", args.initial_state, {"S", "D", "N"})
       .optional("d_y", grads.d_y, {"B", "T", "D"})
@@ -156,10 +158,11 @@ template <class Data, class State>
 }
 
 /// Whether `args` is a supported step. Reads no elements.
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const selective_scan_step_args<Data, State>& args) {
   argument_checks c("selective_scan_step");
   check_scan_operands(c, args);
+  c.fixed<Dims>("A", "N");
   c.range("T", selective_scan_limits::step_tokens)
       .required("state", args.state, {"slots", "D", "N"})
       .include(check_pool_shape(c, args.read_indices, args.write_indices))
@@ -198,19 +201,19 @@ template <class Data, class State>
 
 /// What selective_scan() does, with a status for an exception. Each overload is defined in
 /// polystate/reference/selective_scan.hpp or polystate/cuda/selective_scan.cuh: include it, or the linker will miss it.
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status try_selective_scan(const on_reference& exec, const selective_scan_args<Data, State>& args);
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status try_selective_scan(const on_cuda& exec, const selective_scan_args<Data, State>& args);
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status try_selective_scan_step(const on_cuda& exec, const selective_scan_step_args<Data, State>& args);
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status try_selective_scan_backward(const on_reference& exec, const selective_scan_args<Data, State>& args,
                                                  const selective_scan_grads<Data, State>& grads);
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status try_selective_scan_backward(const on_cuda& exec, const selective_scan_args<Data, State>& args,
                                                  const selective_scan_grads<Data, State>& grads);
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status try_selective_scan_step(const on_reference& exec,
                                              const selective_scan_step_args<Data, State>& args);
 
@@ -220,11 +223,13 @@ template <class Data, class State>
 ///
 /// cuda: N up to 256, sums in float; scratch memory, if time is cut over blocks, as workspace_bytes() tells.
 ///
+/// selective_scan<dims<16>>(exec, args) compiles that N alone and refuses others.
+///
 /// Throws argument_error when check() fails, before any write. Deterministic. Thread-safe. A NaN in u, delta
 /// or z stays in its sequence and channel.
-template <class Exec, class Data, class State>
+template <class Dims = dims<>, class Exec, class Data, class State>
 void selective_scan(const Exec& exec, const selective_scan_args<Data, State>& args) {
-  raise_on_error(try_selective_scan(exec, args));
+  raise_on_error(try_selective_scan<Dims>(exec, args));
 }
 
 /// Computes the wanted gradients from the inputs of `args` alone; its outputs may be absent and are neither
@@ -239,17 +244,17 @@ void selective_scan(const Exec& exec, const selective_scan_args<Data, State>& ar
 /// of at most 256 MiB; more only where sequences are packed, or where one chunk of them takes more.
 ///
 /// Throws and guarantees as selective_scan().
-template <class Exec, class Data, class State>
+template <class Dims = dims<>, class Exec, class Data, class State>
 void selective_scan_backward(const Exec& exec, const selective_scan_args<Data, State>& args,
                              const selective_scan_grads<Data, State>& grads) {
-  raise_on_error(try_selective_scan_backward(exec, args, grads));
+  raise_on_error(try_selective_scan_backward<Dims>(exec, args, grads));
 }
 
 /// Computes y for T tokens and moves the states on: equal to selective_scan() over those tokens with the
 /// slot's state as initial state. Backends, errors and guarantees as there.
-template <class Exec, class Data, class State>
+template <class Dims = dims<>, class Exec, class Data, class State>
 void selective_scan_step(const Exec& exec, const selective_scan_step_args<Data, State>& args) {
-  raise_on_error(try_selective_scan_step(exec, args));
+  raise_on_error(try_selective_scan_step<Dims>(exec, args));
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

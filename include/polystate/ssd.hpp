@@ -188,10 +188,11 @@ void check_distinct(argument_checks& c, const operands<Data, rule::ssd>& in, con
 }
 
 /// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const ssd_args<Data, State>& args) {
   argument_checks c("ssd");
   check_operands(c, operands_of(args));
+  c.fixed<Dims>("x", "P", "N");
   c.sequences(args.cu_seqlens)
       .optional("initial_state", args.initial_state, {"S", "H", "P", "N"})
       .required("y", args.y, {"B", "T", "H", "P"})
@@ -204,10 +205,11 @@ template <class Data, class State>
 }
 
 /// Whether the backward of `args`, whose outputs it does not read, is supported. Reads no elements.
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const ssd_args<Data, State>& args, const ssd_grads<Data, State>& grads) {
   argument_checks c("ssd_backward");
   check_operands(c, operands_of(args));
+  c.fixed<Dims>("x", "P", "N");
   c.sequences(args.cu_seqlens)
       .optional("initial_state", args.initial_state, {"S", "H", "P", "N"})
       .optional("d_y", grads.d_y, {"B", "T", "H", "P"})
@@ -218,10 +220,11 @@ template <class Data, class State>
 }
 
 /// Whether `args` is a supported step. Reads no elements.
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const ssd_step_args<Data, State>& args) {
   argument_checks c("ssd_step");
   check_operands(c, operands_of(args));
+  c.fixed<Dims>("x", "P", "N");
   c.range("T", ssd_limits::step_tokens)
       .required("state", args.state, {"slots", "H", "P", "N"})
       .include(check_pool_shape(c, args.read_indices, args.write_indices))
@@ -261,19 +264,19 @@ template <class Data, class State>
 
 /// What ssd() does, with a status for an exception. Each overload is defined in polystate/reference/ssd.hpp or
 /// polystate/cuda/ssd.cuh: include it, or the linker will miss it.
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status try_ssd(const on_cuda& exec, const ssd_args<Data, State>& args);
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status try_ssd_backward(const on_cuda& exec, const ssd_args<Data, State>& args,
                                       const ssd_grads<Data, State>& grads);
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status try_ssd_step(const on_cuda& exec, const ssd_step_args<Data, State>& args);
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status try_ssd(const on_reference& exec, const ssd_args<Data, State>& args);
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status try_ssd_backward(const on_reference& exec, const ssd_args<Data, State>& args,
                                       const ssd_grads<Data, State>& grads);
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status try_ssd_step(const on_reference& exec, const ssd_step_args<Data, State>& args);
 
 /// Computes y and, if given, final_state. T = 0 copies initial_state, or zero, to final_state.
@@ -281,11 +284,13 @@ template <class Data, class State>
 /// reference: serial, the definition above as written, in compute_t<Data>; any scalar type.
 /// cuda:      asynchronous on exec.stream, float sums; float, half and bfloat16 data and states, P and N up to 512.
 ///
+/// ssd<dims<64, 128>>(exec, args) compiles that shape (P, N) alone and refuses others.
+///
 /// Throws argument_error when check() fails, before any write; cuda_error when a launch fails. Deterministic.
 /// Thread-safe. A NaN stays in its sequence and in the heads that read it.
-template <class Exec, class Data, class State>
+template <class Dims = dims<>, class Exec, class Data, class State>
 void ssd(const Exec& exec, const ssd_args<Data, State>& args) {
-  raise_on_error(try_ssd(exec, args));
+  raise_on_error(try_ssd<Dims>(exec, args));
 }
 
 /// Computes the wanted gradients from the inputs of `args` alone; its outputs may be absent and are neither
@@ -297,16 +302,16 @@ void ssd(const Exec& exec, const ssd_args<Data, State>& args) {
 /// memory allocated in the order of the stream: workspace_bytes(exec, args, grads).
 ///
 /// Throws and guarantees as ssd().
-template <class Exec, class Data, class State>
+template <class Dims = dims<>, class Exec, class Data, class State>
 void ssd_backward(const Exec& exec, const ssd_args<Data, State>& args, const ssd_grads<Data, State>& grads) {
-  raise_on_error(try_ssd_backward(exec, args, grads));
+  raise_on_error(try_ssd_backward<Dims>(exec, args, grads));
 }
 
 /// Computes y for T tokens and moves the states on: equal to ssd() over those tokens with the slot's state as
 /// initial state. Backends, errors and guarantees as there.
-template <class Exec, class Data, class State>
+template <class Dims = dims<>, class Exec, class Data, class State>
 void ssd_step(const Exec& exec, const ssd_step_args<Data, State>& args) {
-  raise_on_error(try_ssd_step(exec, args));
+  raise_on_error(try_ssd_step<Dims>(exec, args));
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

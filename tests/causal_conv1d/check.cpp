@@ -174,5 +174,21 @@ TEST(CausalConv1dStepCheck, Operands) {
   refused_contents({1, 0}, {0, 2}, "read_indices", "slot 0 is read by row 1 and written by row 0");
 }
 
+// dims<W> accepts its width and refuses others, in every pass.
+TEST_F(CausalConv1dCheck, FixedDims) {
+  const auto refused = [](const status& s) {
+    return refuses(s, error_code::unsupported, "weight", "W = 4, supported: dims<3> only");
+  };
+  EXPECT_TRUE(check<dims<4>>(on_reference{}, args).ok());
+  EXPECT_TRUE(refused(try_causal_conv1d<dims<3>>(on_reference{}, args)));
+  EXPECT_TRUE(refused(try_causal_conv1d_backward<dims<3>>(on_reference{}, args, causal_conv1d_grads<float>{})));
+  EXPECT_TRUE(bitwise_equal(p.y, tensor<float, 3>(p.y.extents())));
+  tensor<float, 3> state({2, 3, 5}), y({2, 1, 5});
+  const causal_conv1d_step_args<float> step{
+      .x = args.x.slice(1, 0, 1), .weight = args.weight, .state = state.view(), .y = y.view()};
+  EXPECT_TRUE(check<dims<4>>(on_reference{}, step).ok());
+  EXPECT_TRUE(refused(try_causal_conv1d_step<dims<3>>(on_reference{}, step)));
+}
+
 }  // namespace
 }  // namespace polystate::testing

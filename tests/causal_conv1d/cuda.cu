@@ -213,6 +213,24 @@ TEST(CausalConv1dCuda, SameBitsInEveryLayout) {
   }
 }
 
+// dims<W> runs what dims<> chooses, and refuses other widths.
+TEST(CausalConv1dCuda, FixedDims) {
+  std::mt19937 rng(27);
+  const auto same = [&]<int W>(std::integral_constant<int, W>) {
+    const conv_problem<Data> p(conv_shape{.B = 2, .T = 50, .D = 16, .W = W}, rng);
+    const device_conv<Data> device(p);
+    causal_conv1d<dims<W>>(on_cuda{}, device.args());
+    POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
+    conv_problem<Data> got = p;
+    device.download(got);
+    EXPECT_TRUE(bitwise_equal(got.y, on_device(p).y)) << "W " << W;
+    EXPECT_TRUE(refuses(try_causal_conv1d<dims<W + 1>>(on_cuda{}, device.args()), error_code::unsupported, "weight",
+                        "supported: dims<"));
+  };
+  same(std::integral_constant<int, 4>{});
+  same(std::integral_constant<int, 6>{});  // any width has the general kernels
+}
+
 // bugs B095: a run split anywhere and resumed from the state is the whole run, to the bit.
 TEST(CausalConv1dCuda, SplitAndResume) {
   std::mt19937 rng(21);

@@ -318,5 +318,26 @@ TEST(MultiStateReadCheck, Counters) {
   raw.read_refused(error_code::shape, "router.weights", "A = 2, supported: at least the number of segments, 3");
 }
 
+// dims<dk, dv> and dims<dk, dv, dr> accept their shape and refuse others, in every pass; a call without moments has no
+// dr.
+TEST(MultiStateCheck, FixedDims) {
+  const auto refused = [](const status& s, const char* text) {
+    return refuses(s, error_code::unsupported, "in", text);
+  };
+  calls<merlin_cell> c;
+  EXPECT_TRUE((check<dims<5, 3>>(on_reference{}, c.forward).ok()));
+  EXPECT_TRUE((check<dims<5, 3, 4>>(on_reference{}, c.forward).ok()));
+  EXPECT_TRUE((check<dims<5, 3, 4>>(on_reference{}, c.step).ok()));
+  EXPECT_TRUE((check<dims<5, 3, 4>>(on_reference{}, c.read).ok()));
+  const char* const text = "dk, dv, dr = 5, 3, 4, supported: dims<5, 3, 8> only";
+  EXPECT_TRUE(refused(try_multi_state<dims<5, 3, 8>>(on_reference{}, c.forward), text));
+  EXPECT_TRUE(refused(try_multi_state_step<dims<5, 3, 8>>(on_reference{}, c.step), text));
+  EXPECT_TRUE(refused(try_multi_state_read<dims<5, 3, 8>>(on_reference{}, c.read), text));
+  EXPECT_TRUE(refused(try_multi_state<dims<3, 5>>(on_reference{}, c.forward), "dk, dv = 5, 3, supported: dims<3, 5>"));
+  calls<levels_cell> levels;
+  EXPECT_TRUE((check<dims<5, 3, 8>>(on_reference{}, levels.forward).ok()));
+  EXPECT_TRUE(refused(try_multi_state<dims<4, 3, 8>>(on_reference{}, levels.forward), "dims<4, 3> only"));
+}
+
 }  // namespace
 }  // namespace polystate::testing

@@ -211,6 +211,24 @@ TEST(MultiStateCudaFrame, NanStaysInItsHead) {
   }
 }
 
+// dims<dk, dv, dr> runs what dims<> chooses, and refuses other shapes.
+TEST(MultiStateCudaFrame, FixedDims) {
+  std::mt19937 rng(21);
+  const layer_problem<bfloat16, merlin_cell<bfloat16>> p({.T = 70, .dk = 40, .dv = 24, .dr = 16, .m = 16}, rng);
+  const auto want = on_device(p, entries_of(p));
+  auto got = p.results();
+  device_mirror mirror;
+  add_to(mirror, p);
+  add_to(mirror, got);
+  const auto args = mirrored(mirror, p.args(got));
+  multi_state<dims<40, 24, 16>>(on_cuda{}, args);
+  POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
+  download(mirror, got);
+  EXPECT_TRUE(bitwise_equal(got.o, want.o) && bitwise_equal(got.lam, want.lam));
+  EXPECT_TRUE(refuses(try_multi_state<dims<40, 24, 32>>(on_cuda{}, args), error_code::unsupported, "in",
+                      "dk, dv, dr = 40, 24, 16, supported: dims<40, 24, 32> only"));
+}
+
 // bugs B113: the company of other batch entries changes no bits.
 TEST(MultiStateCudaFrame, SameBitsAlone) {
   std::mt19937 rng(18);

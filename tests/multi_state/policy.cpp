@@ -5,7 +5,7 @@
 #include "multi_state/cases.hpp"
 
 #include <polystate/cuda/multi_state/counting.hpp>
-#include <polystate/cuda/multi_state/items.hpp>
+#include <polystate/cuda/multi_state/level_items.hpp>
 #include <polystate/cuda/multi_state/policy.hpp>
 #include <polystate/separation.hpp>
 
@@ -71,7 +71,7 @@ struct packed {
 /// no token in two.
 void expect_levels(const sequences& all, std::int64_t time) {
   for (int level = 1; level <= 8; ++level) {
-    const auto items = layer::layer_items::of_level(all, time, level);
+    const auto items = layer::level_items::of_level(all, time, level);
     std::set<std::pair<std::int64_t, std::int64_t>> read;
     for (std::int64_t i = 0; i < items.size(); ++i) {
       if (!items.active(i)) continue;
@@ -107,7 +107,7 @@ TEST(MultiStateItems, LevelsOfTheLastToken) {
   const packed p({0, 1, 6, 64, 37});
   const sequences all(1, p.cu.back(), p.view());
   constexpr std::int64_t levels = 9;
-  const auto items = layer::layer_items::of_last_tokens(all, p.cu.back(), levels);
+  const auto items = layer::level_items::of_last_tokens(all, p.cu.back(), levels);
   ASSERT_EQ(items.size(), all.size() * levels);
   for (std::int64_t s = 0; s < all.size(); ++s) {
     const token_range whole = all[s];

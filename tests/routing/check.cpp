@@ -169,5 +169,21 @@ TEST(RoutingCheck, BoundariesContents) {
   EXPECT_TRUE(bitwise_equal(lam, tensor<float, 4>(lam.extents()))) << "written to";
 }
 
+// dims<dr> accepts its size and refuses others, in both passes; a router without moments has no size to refuse.
+TEST(RoutingCheck, FixedDims) {
+  const auto refused = [](const status& s) {
+    return refuses(s, error_code::unsupported, "moments.k", "supported: dims<8> only");
+  };
+  routing_check<router::merlin<float>> c;
+  EXPECT_TRUE(refused(try_routing<dims<8>>(on_reference{}, c.args)));
+  const routing_grads<float, router::merlin<float>> grads{.d_lam = c.lam.view()};
+  EXPECT_TRUE(refused(try_routing_backward<dims<8>>(on_reference{}, c.args, grads)));
+  const auto dr = c.keys.view().k.extent(3);
+  ASSERT_EQ(dr, 5);
+  EXPECT_TRUE(check<dims<5>>(on_reference{}, c.args).ok());
+  routing_check<router::uniform> without;
+  EXPECT_TRUE(check<dims<8>>(on_reference{}, without.args).ok());
+}
+
 }  // namespace
 }  // namespace polystate::testing

@@ -260,6 +260,25 @@ TYPED_TEST(RoutingCuda, GraphReplayTwoStreamsAndAnotherThread) {
   }
 }
 
+// dims<dr> runs what dims<> chooses, and refuses others.
+TEST(RoutingCudaFrame, FixedDims) {
+  std::mt19937 rng(53);
+  using merlin = router::merlin<float>;
+  const weights_problem<float, uniform, merlin> p({.B = 1, .T = 30, .HR = 1, .dr = 40}, {.H = 2, .m = 8}, rng);
+  const device_weights<float, uniform, merlin> device(p);
+  const device_weights<float, uniform, merlin> fixed(p);
+  routing(on_cuda{}, device.args());
+  routing<dims<40>>(on_cuda{}, fixed.args());
+  POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
+  computed_weights<merlin> want(p);
+  computed_weights<merlin> got(p);
+  device.download(want);
+  fixed.download(got);
+  EXPECT_TRUE(bitwise_equal(got.lam, want.lam));
+  EXPECT_TRUE(refuses(try_routing<dims<8>>(on_cuda{}, device.args()), error_code::unsupported, "moments.k",
+                      "dr = 40, supported: dims<8> only"));
+}
+
 TEST(RoutingCudaFrame, Refusals) {
   std::mt19937 rng(51);
   using merlin = router::merlin<float>;

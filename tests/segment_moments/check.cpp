@@ -140,5 +140,16 @@ TEST(SegmentMomentsBoundariesCheck, Contents) {
   EXPECT_TRUE(refuses(check(args), error_code::missing, "separation.boundaries", "(L+1)"));
 }
 
+// dims<dr> accepts its size and refuses others, in both passes.
+TEST_F(SegmentMomentsCheck, FixedDims) {
+  const auto refused = [](const status& s) {
+    return refuses(s, error_code::unsupported, "moments.k", "dr = 5, supported: dims<8> only");
+  };
+  EXPECT_TRUE(check<dims<5>>(on_reference{}, args).ok());
+  EXPECT_TRUE(refused(try_segment_moments<dims<8>>(on_reference{}, args)));
+  EXPECT_TRUE(refused(try_segment_moments_backward<dims<8>>(on_reference{}, args, segment_moments_grads<float>{})));
+  EXPECT_TRUE(bitwise_equal(mu, tensor<float, 4>(mu.extents()))) << "written to";
+}
+
 }  // namespace
 }  // namespace polystate::testing

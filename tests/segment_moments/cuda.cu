@@ -213,6 +213,26 @@ TYPED_TEST(SegmentMomentsCuda, GraphReplayTwoStreamsAndAnotherThread) {
   }
 }
 
+// dims<dr> runs what dims<> chooses, and refuses others.
+TEST(SegmentMomentsCudaFrame, FixedDims) {
+  std::mt19937 rng(22);
+  for (const auto rule : {moment_rule::plain, moment_rule::delta}) {
+    const moments_problem<float, uniform> p({.B = 1, .T = 30, .HR = 2, .dr = 40, .moment_rule = rule}, rng, 8, {});
+    const device_moments<float, uniform> device(p);
+    const device_moments<float, uniform> fixed(p);
+    segment_moments(on_cuda{}, device.args());
+    segment_moments<dims<40>>(on_cuda{}, fixed.args());
+    POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
+    auto want = p;
+    auto got = p;
+    device.download(want);
+    fixed.download(got);
+    EXPECT_TRUE(bitwise_equal(got.mu, want.mu) && bitwise_equal(got.Sigma, want.Sigma));
+    EXPECT_TRUE(refuses(try_segment_moments<dims<8>>(on_cuda{}, device.args()), error_code::unsupported, "moments.k",
+                        "dr = 40, supported: dims<8> only"));
+  }
+}
+
 TEST(SegmentMomentsCudaFrame, Refusals) {
   std::mt19937 rng(20);
   const moments_problem<float, uniform> p({.B = 1, .T = 9, .HR = 1, .dr = 4}, rng, 4, {}, {4, 5});

@@ -263,5 +263,26 @@ TEST_F(SelectiveScanStepCheck, IndexContents) {  // bugs B107
       refuses(check(on_reference{}, args), error_code::value, "read_indices", "slot 1 is written by rows 0 and 1"));
 }
 
+// dims<N> accepts its number of states and refuses others, in every pass.
+TEST_F(SelectiveScanCheck, FixedDims) {
+  const auto refused = [](const status& s) {
+    return refuses(s, error_code::unsupported, "A", "N = 5, supported: dims<16> only");
+  };
+  EXPECT_TRUE(check<dims<5>>(on_reference{}, args).ok());
+  EXPECT_TRUE(refused(try_selective_scan<dims<16>>(on_reference{}, args)));
+  EXPECT_TRUE(refused(try_selective_scan_backward<dims<16>>(on_reference{}, args, selective_scan_grads<float>{})));
+  EXPECT_TRUE(all_are(p.y.view(), std::nan("")));
+  tensor<float, 3> state({2, 6, 5}), y({2, 1, 6});
+  const selective_scan_step_args<float> step{.u = args.u.slice(1, 0, 1),
+                                             .delta = args.delta.slice(1, 0, 1),
+                                             .A = args.A,
+                                             .B = args.B.slice(1, 0, 1),
+                                             .C = args.C.slice(1, 0, 1),
+                                             .state = state.view(),
+                                             .y = y.view()};
+  EXPECT_TRUE(check<dims<5>>(on_reference{}, step).ok());
+  EXPECT_TRUE(refused(try_selective_scan_step<dims<16>>(on_reference{}, step)));
+}
+
 }  // namespace
 }  // namespace polystate::testing

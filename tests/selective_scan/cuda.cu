@@ -556,6 +556,27 @@ TEST(SelectiveScanCuda, Refusals) {
   POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
 }
 
+// dims<N> runs what dims<> chooses, and refuses other N.
+TEST(SelectiveScanCuda, FixedDims) {
+  std::mt19937 rng(41);
+  const auto same = [&]<int N>(std::integral_constant<int, N>) {
+    for (const std::int64_t T : {50, 1600}) {  // lanes over states, lanes along time
+      const scan_problem<Data> p(scan_shape{.B = 1, .T = T, .D = 12, .G = 1, .N = N}, rng);
+      const device_scan<Data> device(p);
+      selective_scan<dims<N>>(on_cuda{}, device.args());
+      POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
+      scan_problem<Data> got = p;
+      device.download(got);
+      EXPECT_TRUE(bitwise_equal(got.y, on_device(p).y)) << "N " << N << ", T " << T;
+      EXPECT_TRUE(refuses(try_selective_scan<dims<N + 1>>(on_cuda{}, device.args()), error_code::unsupported, "A",
+                          "supported: dims<"));
+    }
+  };
+  same(std::integral_constant<int, 16>{});
+  same(std::integral_constant<int, 5>{});
+  same(std::integral_constant<int, 100>{});
+}
+
 // Small ones for the sanitizers.
 TEST(SelectiveScanCuda, SanitizerForward) {
   std::mt19937 rng(32);

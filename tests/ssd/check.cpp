@@ -271,5 +271,26 @@ TEST_F(SsdStepCheck, IndexContents) {  // bugs B107
       refuses(check(on_reference{}, args), error_code::value, "read_indices", "slot 1 is written by rows 0 and 1"));
 }
 
+// dims<P, N> accepts its shape and refuses others, transposed ones too, in every pass.
+TEST_F(SsdCheck, FixedDims) {
+  const auto refused = [](const status& s) {
+    return refuses(s, error_code::unsupported, "x", "P, N = 3, 5, supported: dims<5, 3> only");
+  };
+  EXPECT_TRUE((check<dims<3, 5>>(on_reference{}, args).ok()));
+  EXPECT_TRUE(refused(try_ssd<dims<5, 3>>(on_reference{}, args)));
+  EXPECT_TRUE(refused(try_ssd_backward<dims<5, 3>>(on_reference{}, args, ssd_grads<float>{})));
+  EXPECT_TRUE(all_are(p.y.view(), std::nan("")));
+  tensor<float, 4> state({2, 4, 3, 5}), y({2, 1, 4, 3});
+  const ssd_step_args<float> step{.x = args.x.slice(1, 0, 1),
+                                  .dt = args.dt.slice(1, 0, 1),
+                                  .A = args.A,
+                                  .B = args.B.slice(1, 0, 1),
+                                  .C = args.C.slice(1, 0, 1),
+                                  .state = state.view(),
+                                  .y = y.view()};
+  EXPECT_TRUE((check<dims<3, 5>>(on_reference{}, step).ok()));
+  EXPECT_TRUE(refused(try_ssd_step<dims<5, 3>>(on_reference{}, step)));
+}
+
 }  // namespace
 }  // namespace polystate::testing

@@ -199,6 +199,30 @@ TYPED_TEST(SsdCuda, GraphReplayTwoStreamsAndAnotherThread) {
   }
 }
 
+// dims<P, N> runs what dims<> chooses, and refuses other shapes.
+TYPED_TEST(SsdCuda, FixedDims) {
+  std::mt19937 rng(84);
+  const auto same = [&]<int P, int N>(dims<P, N>) {
+    for (const std::int64_t H : {1, 80}) {  // few blocks, and more than a GPU has multiprocessors
+      const ssd_problem<TypeParam> p(ssd_shape{.B = 2, .T = 30, .H = H, .G = 1, .P = P, .N = N}, rng);
+      const device_ssd<TypeParam> device(p);
+      const device_ssd<TypeParam> fixed(p);
+      ssd(on_cuda{}, device.args());
+      ssd<dims<P, N>>(on_cuda{}, fixed.args());
+      POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
+      auto want = p;
+      auto got = p;
+      device.download(want);
+      fixed.download(got);
+      EXPECT_TRUE(bitwise_equal(got.y, want.y)) << "P " << P << ", N " << N << ", H " << H;
+      EXPECT_TRUE(
+          refuses(try_ssd<dims<P, N + 1>>(on_cuda{}, device.args()), error_code::unsupported, "x", "supported: dims<"));
+    }
+  };
+  same(dims<64, 128>{});
+  same(dims<20, 40>{});
+}
+
 // bugs B121: two threads whose launches of one kernel ask for different amounts of shared memory.
 TEST(SsdCudaFrame, SharedMemoryOfTwoThreads) {
   std::mt19937 rng(81);

@@ -95,6 +95,31 @@ class argument_checks {
                 std::string(size) + " = " + std::to_string(this->size(size)) + ", supported: " + supported.text());
   }
 
+  /// Bound sizes must be those that the caller fixed at compile time, in their order; dims<> fixes none.
+  template <class Dims, class... Names>
+  argument_checks& fixed(const char* argument, const Names*... names) {
+    static_assert(Dims::size == 0 || Dims::size == sizeof...(Names), "dims<> or dims<...> with a number for each size");
+    if constexpr (Dims::size > 0) {
+      if (failed()) return *this;
+      bool equal = true;
+      int i = 0;
+      std::string sizes;
+      std::string values;
+      const auto compare = [&](const char* name) {
+        equal = equal && size(name) == Dims::values[i];
+        sizes += (i > 0 ? ", " : "") + std::string(name);
+        values += (i > 0 ? ", " : "") + std::to_string(size(name));
+        ++i;
+      };
+      (compare(names), ...);
+      if (!equal) {
+        return fail(error_code::unsupported, argument,
+                    sizes + " = " + values + ", supported: dims<" + Dims::text() + "> only");
+      }
+    }
+    return *this;
+  }
+
   /// Heads that share groups: `heads` must be a multiple of `groups`.
   argument_checks& grouped(const char* heads, const char* groups) {
     if (failed()) return *this;

@@ -34,8 +34,8 @@ template <int... Values, class F>
   return ((value == Values && (f(std::integral_constant<int, Values>{}), true)) || ...);
 }
 
-/// Head dims fixed by the caller: dims<128, 128> compiles that shape only, dims<> leaves the choice to run
-/// time.
+/// Sizes fixed by the caller: an operator called with dims<128, 128> compiles the kernels of that shape only and
+/// refuses others; dims<> leaves the choice to run time. Each operator says which sizes, and in which order.
 template <int... Values>
 struct dims : int_list<Values...> {};
 

@@ -19,9 +19,9 @@ namespace polystate::inline POLYSTATE_ABI {
 namespace detail::inline POLYSTATE_BUILD::cuda::conv1d {
 
 /// The checks that every operand block of the convolution shares, after the contract's own.
-template <class Args>
+template <class Dims, class Args>
 status check_operands(const char* name, const on_cuda& exec, const Args& args) {
-  status s = polystate::check(args);
+  status s = polystate::check<Dims>(args);
   if (s.ok()) s = check_stream(name, exec);
   if (s.ok()) s = check_workspace(name, exec, workspace_bytes(exec, args));
   return s;
@@ -40,29 +40,29 @@ std::size_t workspace_bytes(const on_cuda&, const causal_conv1d_args<Data>& args
 
 /// What on_cuda asks of the operands: check(), a stream of the current device, and a workspace, if given,
 /// that is aligned. Reads no elements.
-template <class Data>
+template <class Dims = dims<>, class Data>
 [[nodiscard]] status check(const on_cuda& exec, const causal_conv1d_args<Data>& args) {
-  return detail::cuda::conv1d::check_operands("causal_conv1d", exec, args);
+  return detail::cuda::conv1d::check_operands<Dims>("causal_conv1d", exec, args);
 }
-template <class Data>
+template <class Dims = dims<>, class Data>
 [[nodiscard]] status check(const on_cuda& exec, const causal_conv1d_step_args<Data>& args) {
-  return detail::cuda::conv1d::check_operands("causal_conv1d_step", exec, args);
+  return detail::cuda::conv1d::check_operands<Dims>("causal_conv1d_step", exec, args);
 }
 
-template <class Data>
+template <class Dims = dims<>, class Data>
 [[nodiscard]] status check(const on_cuda& exec, const causal_conv1d_args<Data>& args,
                            const causal_conv1d_grads<Data>& grads) {
   constexpr const char* name = "causal_conv1d_backward";
-  status s = check(args, grads);
+  status s = check<Dims>(args, grads);
   if (s.ok()) s = detail::cuda::check_stream(name, exec);
   return s.ok() ? detail::cuda::check_workspace(name, exec, workspace_bytes(exec, args, grads)) : s;
 }
 
 /// check(), and the contents of the index operands. Copies them to the host and waits for exec.stream, so it
 /// cannot run under graph capture.
-template <class Data>
+template <class Dims = dims<>, class Data>
 [[nodiscard]] status validate(const on_cuda& exec, const causal_conv1d_args<Data>& args) {
-  status s = check(exec, args);
+  status s = check<Dims>(exec, args);
   detail::cuda::host_indices cu_seqlens;
   if (s.ok()) s = cu_seqlens.read("causal_conv1d", exec, "cu_seqlens", args.cu_seqlens);
   if (!s.ok()) return s;
@@ -70,10 +70,10 @@ template <class Data>
   here.cu_seqlens = cu_seqlens.view();
   return check_contents(here);
 }
-template <class Data>
+template <class Dims = dims<>, class Data>
 [[nodiscard]] status validate(const on_cuda& exec, const causal_conv1d_step_args<Data>& args) {
   constexpr const char* name = "causal_conv1d_step";
-  status s = check(exec, args);
+  status s = check<Dims>(exec, args);
   detail::cuda::host_indices read;
   detail::cuda::host_indices write;
   if (s.ok()) s = read.read(name, exec, "read_indices", args.read_indices);
@@ -85,27 +85,27 @@ template <class Data>
   return check_contents(here);
 }
 
-template <class Data>
+template <class Dims, class Data>
 status try_causal_conv1d(const on_cuda& exec, const causal_conv1d_args<Data>& args) {
   namespace conv1d = detail::cuda::conv1d;
   static_assert(detail::cuda::is_element<Data>, "causal_conv1d on_cuda takes float, half and bfloat16 data");
   constexpr const char* name = "causal_conv1d";
-  status s = check(exec, args);
+  status s = check<Dims>(exec, args);
   if (!s.ok()) return s;
   const auto params = conv1d::make_params(args, detail::cuda::multiprocessor_count());
   // cu_seqlens of one entry: no sequence, so no row of any state either.
   if (params.all.size() == 0) return s;
-  s = conv1d::launch_forward(name, exec, params);
+  s = conv1d::launch_forward<conv1d::widths_of<Dims>>(name, exec, params);
   return s.ok() && args.final_state ? conv1d::launch_final_state(name, exec, params) : s;
 }
 
-template <class Data>
+template <class Dims, class Data>
 status try_causal_conv1d_backward(const on_cuda& exec, const causal_conv1d_args<Data>& args,
                                   const causal_conv1d_grads<Data>& grads) {
   namespace conv1d = detail::cuda::conv1d;
   static_assert(detail::cuda::is_element<Data>, "causal_conv1d_backward on_cuda takes float, half and bfloat16 data");
   constexpr const char* name = "causal_conv1d_backward";
-  const status s = check(exec, args, grads);
+  const status s = check<Dims>(exec, args, grads);
   if (!s.ok()) return s;
   const conv1d::backward_schedule schedule = conv1d::choose_schedule(args, grads);
   detail::cuda::workspace_carver count;
@@ -114,16 +114,17 @@ status try_causal_conv1d_backward(const on_cuda& exec, const causal_conv1d_args<
   if (!memory.result().ok()) return memory.result();
   detail::cuda::workspace_carver hand_out(memory.data());
   float* partials = conv1d::carve(hand_out, args, grads, schedule);
-  return conv1d::launch_backward(name, exec, conv1d::make_params(args, grads, schedule, partials));
+  return conv1d::launch_backward<conv1d::widths_of<Dims>>(name, exec,
+                                                          conv1d::make_params(args, grads, schedule, partials));
 }
 
-template <class Data>
+template <class Dims, class Data>
 status try_causal_conv1d_step(const on_cuda& exec, const causal_conv1d_step_args<Data>& args) {
   namespace conv1d = detail::cuda::conv1d;
   static_assert(detail::cuda::is_element<Data>, "causal_conv1d_step on_cuda takes float, half and bfloat16 data");
-  const status s = check(exec, args);
+  const status s = check<Dims>(exec, args);
   if (!s.ok()) return s;
-  return conv1d::launch_step("causal_conv1d_step", exec, conv1d::make_params(args));
+  return conv1d::launch_step<conv1d::widths_of<Dims>>("causal_conv1d_step", exec, conv1d::make_params(args));
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

@@ -133,7 +133,7 @@ status try_gated_delta_rule(const on_cuda& exec, const gated_delta_rule_args<Dat
       .carry_in = {},
       .carry_out = {},
       .record = {}};
-  return rec::launch_forward<typename rec::key_dims_of<Dims>::list>(name, exec, params);
+  return rec::launch_forward<rec::shapes_of<Dims, 0, 1>>(name, exec, params);
 }
 
 template <class Dims, class Data, class Rule, class State>
@@ -144,7 +144,7 @@ status try_gated_delta_rule_step(const on_cuda& exec, const gated_delta_rule_ste
   constexpr const char* name = "gated_delta_rule_step";
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
   const auto in = operands_of(args);
-  return rec::launch_step<typename rec::key_dims_of<Dims>::list>(
+  return rec::launch_step<rec::shapes_of<Dims, 0, 1>>(
       name, exec,
       rec::make_step_params<Data>(rec::make_shared_operands(in, args.o), rec::make_form(in),
                                   state_pool(args.state.extent(0), args.read_indices, args.write_indices), args.state,
@@ -164,8 +164,7 @@ status try_gated_delta_rule_backward(const on_cuda& exec, const gated_delta_rule
   const detail::cuda::scratch memory(name, exec, rec::scratch_bytes(plan));
   if (!memory.result().ok()) return memory.result();
   detail::cuda::workspace_carver hand_out(memory.data());
-  return rec::launch_backward<typename rec::key_dims_of<Dims>::list>(name, exec, call, plan,
-                                                                     rec::carve(hand_out, plan));
+  return rec::launch_backward<rec::shapes_of<Dims, 0, 1>>(name, exec, call, plan, rec::carve(hand_out, plan));
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

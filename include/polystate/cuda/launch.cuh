@@ -10,6 +10,7 @@
 
 #include <cuda_runtime.h>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -27,6 +28,11 @@ struct grid {
   /// lowered it would make another thread's fail.
   std::size_t most_shared_bytes = 0;
 };
+
+/// The type of a launcher's `exec`. A launcher is a template even where its kernel has no parameter of the caller's: a
+/// plain function would instantiate the kernel in every unit that includes its header.
+template <class Exec>
+concept cuda_policy = std::same_as<Exec, on_cuda>;
 
 /// Launches kernel(params) on exec.stream. A grid of 0 blocks is an empty problem: nothing is launched.
 template <class Params>

@@ -220,7 +220,7 @@ template <class Dims, class Data, class Rule, class Separation, class Router, cl
 status try_multi_state(const on_cuda& exec, const multi_state_args<Data, Rule, Separation, Router, State>& args) {
   namespace layer = detail::cuda::layer;
   static_assert(layer::has_kernels<Data, State>, "multi_state on_cuda takes float, half and bfloat16 data and states");
-  using key_dims = typename detail::cuda::recurrence::key_dims_of<Dims>::list;
+  namespace rec = detail::cuda::recurrence;
   constexpr const char* name = "multi_state";
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
   const auto plan = layer::make_plan(args);
@@ -228,9 +228,10 @@ status try_multi_state(const on_cuda& exec, const multi_state_args<Data, Rule, S
   if (!memory.result().ok()) return memory.result();
   detail::cuda::workspace_carver hand_out(memory.data());
   if constexpr (std::is_same_v<Separation, separation::fenwick>) {
-    return layer::run_levels<key_dims>(name, exec, args, plan, layer::carve(hand_out, plan));
+    return layer::run_levels<rec::shapes_of<Dims, 0, 1>>(name, exec, args, plan, layer::carve(hand_out, plan));
   } else {
-    return layer::run_segments<key_dims>(name, exec, args, plan, layer::carve(hand_out, plan));
+    return layer::run_segments<rec::shapes_of<Dims, 0, 1>, rec::moment_shapes_of<Dims, 2>>(
+        name, exec, args, plan, layer::carve(hand_out, plan));
   }
 }
 
@@ -240,14 +241,15 @@ status try_multi_state_step(const on_cuda& exec,
   namespace layer = detail::cuda::layer;
   static_assert(layer::has_kernels<Data, State>,
                 "multi_state_step on_cuda takes float, half and bfloat16 data and states");
-  using key_dims = typename detail::cuda::recurrence::key_dims_of<Dims>::list;
+  namespace rec = detail::cuda::recurrence;
   constexpr const char* name = "multi_state_step";
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
   const layer::bank_plan plan = layer::make_bank_plan(exec, args);
   const detail::cuda::scratch memory(name, exec, layer::bytes_of_plan(plan));
   if (!memory.result().ok()) return memory.result();
   detail::cuda::workspace_carver hand_out(memory.data());
-  return layer::run_step<key_dims>(name, exec, args, plan, layer::carve(hand_out, plan));
+  return layer::run_step<rec::shapes_of<Dims, 0, 1>, rec::moment_shapes_of<Dims, 2>>(name, exec, args, plan,
+                                                                                     layer::carve(hand_out, plan));
 }
 
 template <class Dims, class Data, class Rule, class Router, class State>
@@ -255,7 +257,7 @@ status try_multi_state_read(const on_cuda& exec, const multi_state_read_args<Dat
   namespace layer = detail::cuda::layer;
   static_assert(layer::has_kernels<Data, State>,
                 "multi_state_read on_cuda takes float, half and bfloat16 data and states");
-  using key_dims = typename detail::cuda::recurrence::key_dims_of<Dims>::list;
+  namespace rec = detail::cuda::recurrence;
   constexpr const char* name = "multi_state_read";
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
   const layer::bank_plan plan = layer::make_bank_plan(exec, args);
@@ -263,7 +265,7 @@ status try_multi_state_read(const on_cuda& exec, const multi_state_read_args<Dat
   const detail::cuda::scratch memory(name, exec, layer::bytes_of_plan(plan));
   if (!memory.result().ok()) return memory.result();
   detail::cuda::workspace_carver hand_out(memory.data());
-  return layer::run_read<key_dims>(name, exec, args, plan, layer::carve(hand_out, plan));
+  return layer::run_read<rec::shapes_of<Dims, 0, 1>>(name, exec, args, plan, layer::carve(hand_out, plan));
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

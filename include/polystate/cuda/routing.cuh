@@ -137,48 +137,49 @@ std::size_t workspace_bytes(const on_cuda&, const routing_args<Data, Separation,
 /// What on_cuda asks of the operands: check(), dr up to 512, tokens and segments within 32 bits, a stream of the
 /// current device, and a workspace, if given, that is aligned and large enough. Reads no elements: kept raw weights
 /// that sum to 0 are not refused but divide by 0.
-template <class Data, class Separation, class Router>
+template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status check(const on_cuda& exec, const routing_args<Data, Separation, Router>& args) {
   namespace route = detail::cuda::route;
-  if (status s = check(args); !s.ok()) return s;
+  if (status s = check<Dims>(args); !s.ok()) return s;
   return route::check_routing_operands("routing", exec, args, route::make_routing_problem(args, args.lam),
                                        workspace_bytes(exec, args));
 }
-template <class Data, class Separation, class Router>
+template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status check(const on_cuda& exec, const routing_args<Data, Separation, Router>& args,
                            const routing_grads<Data, Router>& grads) {
   namespace route = detail::cuda::route;
-  if (status s = check(args, grads); !s.ok()) return s;
+  if (status s = check<Dims>(args, grads); !s.ok()) return s;
   return route::check_routing_operands("routing_backward", exec, args, route::make_routing_problem(args, grads.d_lam),
                                        workspace_bytes(exec, args, grads));
 }
 
 /// check(), and the contents of the boundaries. Copies them to the host and waits for exec.stream, so it cannot run
 /// under graph capture.
-template <class Data, class Separation, class Router>
+template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status validate(const on_cuda& exec, const routing_args<Data, Separation, Router>& args) {
-  if (status s = check(exec, args); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args); !s.ok()) return s;
   return detail::cuda::route::check_boundaries("routing", exec, args, args.lam.extent(1));
 }
-template <class Data, class Separation, class Router>
+template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status validate(const on_cuda& exec, const routing_args<Data, Separation, Router>& args,
                               const routing_grads<Data, Router>& grads) {
-  if (status s = check(exec, args, grads); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
   return detail::cuda::route::check_boundaries("routing_backward", exec, args, grads.d_lam.extent(1));
 }
 
-template <class Data, class Separation, class Router>
+template <class Dims, class Data, class Separation, class Router>
 status try_routing(const on_cuda& exec, const routing_args<Data, Separation, Router>& args) {
   namespace route = detail::cuda::route;
   static_assert(detail::cuda::is_element<Data>, "routing on_cuda takes float, half and bfloat16 data");
   constexpr const char* name = "routing";
-  if (status s = check(exec, args); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args); !s.ok()) return s;
   const route::routing_problem p = route::make_routing_problem(args, args.lam);
   const detail::cuda::scratch memory(name, exec, workspace_bytes(exec, args));
   if (!memory.result().ok()) return memory.result();
   detail::cuda::workspace_carver hand_out(memory.data());
   const route::routing_memory m = route::carve(hand_out, p);
-  const status s = route::launch_routing(name, exec, p, m, route::weight_view<float>{.rows = args.lam});
+  const status s = route::launch_routing<detail::cuda::recurrence::moment_shapes_of<Dims, 0>>(
+      name, exec, p, m, route::weight_view<float>{.rows = args.lam});
   if (!s.ok() || p.is_empty() || (!args.r_mu && !args.r_sigma)) return s;
   return route::launch_score_output(name, exec,
                                     {.visible = m.moments.table.visible,
@@ -191,13 +192,14 @@ status try_routing(const on_cuda& exec, const routing_args<Data, Separation, Rou
                                      .segments = args.lam.extent(3)});
 }
 
-template <class Data, class Separation, class Router>
+template <class Dims, class Data, class Separation, class Router>
 status try_routing_backward(const on_cuda& exec, const routing_args<Data, Separation, Router>& args,
                             const routing_grads<Data, Router>& grads) {
   namespace route = detail::cuda::route;
   static_assert(detail::cuda::is_element<Data>, "routing_backward on_cuda takes float, half and bfloat16 data");
+  using shapes = detail::cuda::recurrence::moment_shapes_of<Dims, 0>;
   constexpr const char* name = "routing_backward";
-  if (status s = check(exec, args, grads); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
   const route::routing_problem p = route::make_routing_problem(args, grads.d_lam);
   const route::wanted_gradients wanted = route::wanted_of(grads);
   const detail::cuda::scratch memory(name, exec, workspace_bytes(exec, args, grads));
@@ -205,10 +207,10 @@ status try_routing_backward(const on_cuda& exec, const routing_args<Data, Separa
   detail::cuda::workspace_carver hand_out(memory.data());
   const route::routing_memory m = route::carve(hand_out, p);
   const route::routing_gradient_memory g = route::carve_gradients(hand_out, p, wanted);
-  const status s = route::launch_scores(name, exec, p, m);
+  const status s = route::launch_scores<shapes>(name, exec, p, m);
   if (!s.ok()) return s;
-  return route::launch_routing_backward(name, exec, p, m, route::weight_view<const float>{.rows = grads.d_lam}, wanted,
-                                        g);
+  return route::launch_routing_backward<shapes>(name, exec, p, m, route::weight_view<const float>{.rows = grads.d_lam},
+                                                wanted, g);
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

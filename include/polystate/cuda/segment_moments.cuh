@@ -78,19 +78,19 @@ std::size_t workspace_bytes(const on_cuda&, const segment_moments_args<Data, Sep
 
 /// What on_cuda asks of the operands: check(), dr up to 512, tokens and segments within 32 bits, a stream of the
 /// current device, and a workspace, if given, that is aligned and large enough. Reads no elements.
-template <class Data, class Separation>
+template <class Dims = dims<>, class Data, class Separation>
 [[nodiscard]] status check(const on_cuda& exec, const segment_moments_args<Data, Separation>& args) {
   namespace mom = detail::cuda::moments;
-  const status s = check(args);
+  const status s = check<Dims>(args);
   if (!s.ok()) return s;
   return mom::check_moment_operands("segment_moments", exec, args.moments, mom::make_moment_problem(args).segments, s,
                                     workspace_bytes(exec, args));
 }
-template <class Data, class Separation>
+template <class Dims = dims<>, class Data, class Separation>
 [[nodiscard]] status check(const on_cuda& exec, const segment_moments_args<Data, Separation>& args,
                            const segment_moments_grads<Data>& grads) {
   namespace mom = detail::cuda::moments;
-  const status s = check(args, grads);
+  const status s = check<Dims>(args, grads);
   if (!s.ok()) return s;
   return mom::check_moment_operands("segment_moments_backward", exec, args.moments,
                                     mom::make_moment_problem(args, grads).segments, s,
@@ -117,43 +117,44 @@ status with_host_indices(const char* name, const on_cuda& exec, segment_moments_
 
 /// check(), and the contents of the index operands. Copies them to the host and waits for exec.stream, so it cannot run
 /// under graph capture.
-template <class Data, class Separation>
+template <class Dims = dims<>, class Data, class Separation>
 [[nodiscard]] status validate(const on_cuda& exec, const segment_moments_args<Data, Separation>& args) {
-  if (status s = check(exec, args); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args); !s.ok()) return s;
   return detail::cuda::moments::with_host_indices("segment_moments", exec, args,
                                                   [](const auto& here) { return check_contents(here); });
 }
-template <class Data, class Separation>
+template <class Dims = dims<>, class Data, class Separation>
 [[nodiscard]] status validate(const on_cuda& exec, const segment_moments_args<Data, Separation>& args,
                               const segment_moments_grads<Data>& grads) {
-  if (status s = check(exec, args, grads); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
   return detail::cuda::moments::with_host_indices("segment_moments_backward", exec, args,
                                                   [&](const auto& here) { return check_contents(here, grads); });
 }
 
-template <class Data, class Separation>
+template <class Dims, class Data, class Separation>
 status try_segment_moments(const on_cuda& exec, const segment_moments_args<Data, Separation>& args) {
   namespace mom = detail::cuda::moments;
   static_assert(detail::cuda::is_element<Data>, "segment_moments on_cuda takes float, half and bfloat16 data");
   constexpr const char* name = "segment_moments";
-  if (status s = check(exec, args); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args); !s.ok()) return s;
   const mom::moment_problem problem = mom::make_moment_problem(args);
   const detail::cuda::scratch memory(name, exec, workspace_bytes(exec, args));
   if (!memory.result().ok()) return memory.result();
   detail::cuda::workspace_carver hand_out(memory.data());
   const mom::moment_memory moments = mom::carve(hand_out, problem);
-  const status s = mom::launch_moments(name, exec, problem, moments, 0, {});
+  const status s =
+      mom::launch_moments<detail::cuda::recurrence::moment_shapes_of<Dims, 0>>(name, exec, problem, moments, 0, {});
   if (!s.ok()) return s;
-  return mom::launch_transfer(name, exec, problem, moments.table, moments.states, args.mu, args.Sigma);
+  return mom::launch_moment_output(name, exec, problem, moments, args.mu, args.Sigma);
 }
 
-template <class Data, class Separation>
+template <class Dims, class Data, class Separation>
 status try_segment_moments_backward(const on_cuda& exec, const segment_moments_args<Data, Separation>& args,
                                     const segment_moments_grads<Data>& grads) {
   namespace mom = detail::cuda::moments;
   static_assert(detail::cuda::is_element<Data>, "segment_moments_backward on_cuda takes float, half and bfloat16 data");
   constexpr const char* name = "segment_moments_backward";
-  if (status s = check(exec, args, grads); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
   const mom::moment_problem problem = mom::make_moment_problem(args, grads);
   const detail::cuda::scratch memory(name, exec, workspace_bytes(exec, args, grads));
   if (!memory.result().ok()) return memory.result();
@@ -161,9 +162,11 @@ status try_segment_moments_backward(const on_cuda& exec, const segment_moments_a
   const mom::backward_memory b = mom::carve_backward(hand_out, problem);
   status s = mom::launch_staged_keys(name, exec, problem, b.moments, 0);
   if (s.ok()) {
-    s = mom::launch_transfer(name, exec, problem, b.moments.table, b.d.d_states, grads.d_mu, grads.d_Sigma);
+    s = mom::launch_state_gradient(name, exec, problem, b.moments.table, b.d.d_states, grads.d_mu, grads.d_Sigma);
   }
-  if (s.ok()) s = mom::launch_moments_backward(name, exec, problem, b.moments, nullptr, b.d, b.scratch);
+  if (s.ok())
+    s = mom::launch_moments_backward<detail::cuda::recurrence::moment_shapes_of<Dims, 0>>(
+        name, exec, problem, b.moments, nullptr, b.d, b.scratch);
   if (!s.ok()) return s;
   return mom::launch_key_gradients(name, exec, problem, b.d, detail::cuda::any_element_view<4>(grads.moments.d_k),
                                    grads.moments.d_g, grads.moments.d_beta);

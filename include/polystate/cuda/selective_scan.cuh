@@ -18,9 +18,9 @@ namespace polystate::inline POLYSTATE_ABI {
 
 namespace detail::inline POLYSTATE_BUILD::cuda::scan {
 
-template <class Args, class... Grads>
+template <class Dims, class Args, class... Grads>
 status check_operands(const char* name, const on_cuda& exec, const Args& args, const Grads&... grads) {
-  status s = polystate::check(args, grads...);
+  status s = polystate::check<Dims>(args, grads...);
   if (s.ok()) s = check_stream(name, exec);
   if (s.ok()) s = check_workspace(name, exec, workspace_bytes(exec, args, grads...));
   if (!s.ok()) return s;
@@ -43,25 +43,25 @@ std::size_t workspace_bytes(const on_cuda& exec, const selective_scan_args<Data,
 
 /// What on_cuda asks of the operands: check(), N up to 256, a stream of the current device, and a workspace, if given,
 /// that is aligned. Reads no elements.
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const on_cuda& exec, const selective_scan_args<Data, State>& args) {
-  return detail::cuda::scan::check_operands("selective_scan", exec, args);
+  return detail::cuda::scan::check_operands<Dims>("selective_scan", exec, args);
 }
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const on_cuda& exec, const selective_scan_args<Data, State>& args,
                            const selective_scan_grads<Data, State>& grads) {
-  return detail::cuda::scan::check_operands("selective_scan_backward", exec, args, grads);
+  return detail::cuda::scan::check_operands<Dims>("selective_scan_backward", exec, args, grads);
 }
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const on_cuda& exec, const selective_scan_step_args<Data, State>& args) {
-  return detail::cuda::scan::check_operands("selective_scan_step", exec, args);
+  return detail::cuda::scan::check_operands<Dims>("selective_scan_step", exec, args);
 }
 
 /// check(), and the contents of the index operands. Copies them to the host and waits for exec.stream, so it cannot run
 /// under graph capture.
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status validate(const on_cuda& exec, const selective_scan_args<Data, State>& args) {
-  status s = check(exec, args);
+  status s = check<Dims>(exec, args);
   detail::cuda::host_indices cu_seqlens;
   if (s.ok()) s = cu_seqlens.read("selective_scan", exec, "cu_seqlens", args.cu_seqlens);
   if (!s.ok()) return s;
@@ -69,20 +69,20 @@ template <class Data, class State>
   here.cu_seqlens = cu_seqlens.view();
   return check_contents(here);
 }
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status validate(const on_cuda& exec, const selective_scan_args<Data, State>& args,
                               const selective_scan_grads<Data, State>& grads) {
-  const status s = check(exec, args, grads);
+  const status s = check<Dims>(exec, args, grads);
   detail::cuda::host_indices cu_seqlens;
   status read = cu_seqlens.read("selective_scan_backward", exec, "cu_seqlens", args.cu_seqlens);
   if (!s.ok()) return s;
   if (!read.ok()) return read;
   return check_cu_seqlens("selective_scan_backward", cu_seqlens.view(), args.u.extent(1));
 }
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status validate(const on_cuda& exec, const selective_scan_step_args<Data, State>& args) {
   constexpr const char* name = "selective_scan_step";
-  status s = check(exec, args);
+  status s = check<Dims>(exec, args);
   detail::cuda::host_indices read;
   detail::cuda::host_indices write;
   if (s.ok()) s = read.read(name, exec, "read_indices", args.read_indices);
@@ -94,32 +94,32 @@ template <class Data, class State>
   return check_contents(here);
 }
 
-template <class Data, class State>
+template <class Dims, class Data, class State>
 status try_selective_scan(const on_cuda& exec, const selective_scan_args<Data, State>& args) {
   static_assert(detail::cuda::is_element<Data>, "selective_scan on_cuda takes float, half and bfloat16 data");
   static_assert(detail::cuda::is_element<State>, "selective_scan on_cuda takes float, half and bfloat16 states");
   constexpr const char* name = "selective_scan";
-  const status s = check(exec, args);
+  const status s = check<Dims>(exec, args);
   if (!s.ok()) return s;
-  return detail::cuda::scan::run_forward(name, exec, args);
+  return detail::cuda::scan::run_forward<Dims>(name, exec, args);
 }
 
-template <class Data, class State>
+template <class Dims, class Data, class State>
 status try_selective_scan_backward(const on_cuda& exec, const selective_scan_args<Data, State>& args,
                                    const selective_scan_grads<Data, State>& grads) {
   static_assert(detail::cuda::is_element<Data>, "selective_scan_backward on_cuda takes float, half and bfloat16 data");
   static_assert(detail::cuda::is_element<State>,
                 "selective_scan_backward on_cuda takes float, half and bfloat16 states");
-  const status s = check(exec, args, grads);
+  const status s = check<Dims>(exec, args, grads);
   if (!s.ok()) return s;
   return detail::cuda::scan::run_backward("selective_scan_backward", exec, args, grads);
 }
 
-template <class Data, class State>
+template <class Dims, class Data, class State>
 status try_selective_scan_step(const on_cuda& exec, const selective_scan_step_args<Data, State>& args) {
   static_assert(detail::cuda::is_element<Data>, "selective_scan_step on_cuda takes float, half and bfloat16 data");
   static_assert(detail::cuda::is_element<State>, "selective_scan_step on_cuda takes float, half and bfloat16 states");
-  const status s = check(exec, args);
+  const status s = check<Dims>(exec, args);
   if (!s.ok()) return s;
   return detail::cuda::scan::launch_step("selective_scan_step", exec, detail::cuda::scan::make_params(args));
 }

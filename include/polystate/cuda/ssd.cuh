@@ -63,12 +63,12 @@ backward_call<ssd_form> make_backward_call(const ssd_args<Data, State>& args, co
 }
 
 /// The whole backward pass in scratch memory of the plan's size.
-template <class Data, class State>
+template <class Shapes, class Data, class State>
 POLYSTATE_HIDDEN status run_backward(const char* name, const on_cuda& exec, const backward_call<ssd_form>& call,
                                      const backward_plan& plan, void* memory, const ssd_grads<Data, State>& grads) {
   workspace_carver hand_out(memory);
   const backward_scratch scratch = carve(hand_out, plan);
-  const status s = launch_backward<key_dims>(name, exec, call, plan, scratch);
+  const status s = launch_backward<Shapes>(name, exec, call, plan, scratch);
   if (!s.ok() || (!plan.wants_head_sums && !plan.wants_skip)) return s;
   const head_gradient_params heads = {.head_sums = scratch.head_sums,
                                       .d_skip = scratch.d_skip,
@@ -95,26 +95,28 @@ std::size_t workspace_bytes(const on_cuda&, const ssd_args<Data, State>& args, c
 
 /// What on_cuda asks of the operands: check(), P and N up to 512, a stream of the current device, and a workspace, if
 /// given, that is aligned and large enough. Reads no elements.
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const on_cuda& exec, const ssd_args<Data, State>& args) {
-  return detail::cuda::recurrence::check_ssd_operands("ssd", exec, args, check(args), workspace_bytes(exec, args));
+  return detail::cuda::recurrence::check_ssd_operands("ssd", exec, args, check<Dims>(args),
+                                                      workspace_bytes(exec, args));
 }
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const on_cuda& exec, const ssd_step_args<Data, State>& args) {
-  return detail::cuda::recurrence::check_ssd_operands("ssd_step", exec, args, check(args), workspace_bytes(exec, args));
+  return detail::cuda::recurrence::check_ssd_operands("ssd_step", exec, args, check<Dims>(args),
+                                                      workspace_bytes(exec, args));
 }
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const on_cuda& exec, const ssd_args<Data, State>& args,
                            const ssd_grads<Data, State>& grads) {
-  return detail::cuda::recurrence::check_ssd_operands("ssd_backward", exec, args, check(args, grads),
+  return detail::cuda::recurrence::check_ssd_operands("ssd_backward", exec, args, check<Dims>(args, grads),
                                                       workspace_bytes(exec, args, grads));
 }
 
 /// check(), and the contents of the index operands. Copies them to the host and waits for exec.stream, so it cannot run
 /// under graph capture.
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status validate(const on_cuda& exec, const ssd_args<Data, State>& args) {
-  status s = check(exec, args);
+  status s = check<Dims>(exec, args);
   detail::cuda::host_indices cu_seqlens;
   if (s.ok()) s = cu_seqlens.read("ssd", exec, "cu_seqlens", args.cu_seqlens);
   if (!s.ok()) return s;
@@ -122,10 +124,10 @@ template <class Data, class State>
   here.cu_seqlens = cu_seqlens.view();
   return check_contents(here);
 }
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status validate(const on_cuda& exec, const ssd_step_args<Data, State>& args) {
   constexpr const char* name = "ssd_step";
-  status s = check(exec, args);
+  status s = check<Dims>(exec, args);
   detail::cuda::host_indices read;
   detail::cuda::host_indices write;
   if (s.ok()) s = read.read(name, exec, "read_indices", args.read_indices);
@@ -137,12 +139,12 @@ template <class Data, class State>
   return check_contents(here);
 }
 
-template <class Data, class State>
+template <class Dims, class Data, class State>
 status try_ssd(const on_cuda& exec, const ssd_args<Data, State>& args) {
   namespace rec = detail::cuda::recurrence;
   static_assert(detail::cuda::is_element<Data>, "ssd on_cuda takes float, half and bfloat16 data");
   static_assert(detail::cuda::is_element<State>, "ssd on_cuda takes float, half and bfloat16 states");
-  if (status s = check(exec, args); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args); !s.ok()) return s;
   const auto in = operands_of(args);
   const rec::forward_params<rec::ssd_form> params = {
       .in = rec::make_shared_operands(in, args.y),
@@ -153,35 +155,35 @@ status try_ssd(const on_cuda& exec, const ssd_args<Data, State>& args) {
       .carry_in = {},
       .carry_out = {},
       .record = {}};
-  return rec::launch_forward<rec::key_dims>("ssd", exec, params);
+  return rec::launch_forward<rec::shapes_of<Dims, 1, 0>>("ssd", exec, params);
 }
 
-template <class Data, class State>
+template <class Dims, class Data, class State>
 status try_ssd_step(const on_cuda& exec, const ssd_step_args<Data, State>& args) {
   namespace rec = detail::cuda::recurrence;
   static_assert(detail::cuda::is_element<Data>, "ssd_step on_cuda takes float, half and bfloat16 data");
   static_assert(detail::cuda::is_element<State>, "ssd_step on_cuda takes float, half and bfloat16 states");
-  if (status s = check(exec, args); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args); !s.ok()) return s;
   const auto in = operands_of(args);
-  return rec::launch_step<rec::key_dims>(
+  return rec::launch_step<rec::shapes_of<Dims, 1, 0>>(
       "ssd_step", exec,
       rec::make_step_params<Data>(rec::make_shared_operands(in, args.y), rec::make_form(in),
                                   state_pool(args.state.extent(0), args.read_indices, args.write_indices), args.state,
                                   args.intermediate_states));
 }
 
-template <class Data, class State>
+template <class Dims, class Data, class State>
 status try_ssd_backward(const on_cuda& exec, const ssd_args<Data, State>& args, const ssd_grads<Data, State>& grads) {
   namespace rec = detail::cuda::recurrence;
   static_assert(detail::cuda::is_element<Data>, "ssd on_cuda takes float, half and bfloat16 data");
   static_assert(detail::cuda::is_element<State>, "ssd on_cuda takes float, half and bfloat16 states");
   constexpr const char* name = "ssd_backward";
-  if (status s = check(exec, args, grads); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
   const auto call = rec::make_backward_call(args, grads);
   const rec::backward_plan plan = rec::make_plan(call);
   const detail::cuda::scratch memory(name, exec, rec::scratch_bytes(plan));
   if (!memory.result().ok()) return memory.result();
-  return rec::run_backward(name, exec, call, plan, memory.data(), grads);
+  return rec::run_backward<rec::shapes_of<Dims, 1, 0>>(name, exec, call, plan, memory.data(), grads);
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

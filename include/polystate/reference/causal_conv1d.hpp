@@ -47,28 +47,28 @@ matrix<compute_t<Data>> extended_input(const causal_conv1d_args<Data>& args, std
 }  // namespace detail::inline POLYSTATE_BUILD::reference
 
 /// What on_reference asks of the operands: check(), and valid contents of the index operands.
-template <class Data>
+template <class Dims = dims<>, class Data>
 [[nodiscard]] status check(const on_reference&, const causal_conv1d_args<Data>& args) {
-  const status s = check(args);
+  const status s = check<Dims>(args);
   return s.ok() ? check_contents(args) : s;
 }
-template <class Data>
+template <class Dims = dims<>, class Data>
 [[nodiscard]] status check(const on_reference&, const causal_conv1d_args<Data>& args,
                            const causal_conv1d_grads<Data>& grads) {
-  const status s = check(args, grads);
+  const status s = check<Dims>(args, grads);
   return s.ok() ? check_contents(args) : s;
 }
-template <class Data>
+template <class Dims = dims<>, class Data>
 [[nodiscard]] status check(const on_reference&, const causal_conv1d_step_args<Data>& args) {
-  const status s = check(args);
+  const status s = check<Dims>(args);
   return s.ok() ? check_contents(args) : s;
 }
 
-template <class Data>
+template <class Dims, class Data>
 status try_causal_conv1d(const on_reference& exec, const causal_conv1d_args<Data>& args) {
   namespace ref = detail::reference;
   using Scalar = compute_t<Data>;
-  if (status s = check(exec, args); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args); !s.ok()) return s;
 
   const std::int64_t history = args.weight.extent(1) - 1;
   const sequences all(args.x.extent(0), args.x.extent(1), args.cu_seqlens);
@@ -82,12 +82,12 @@ status try_causal_conv1d(const on_reference& exec, const causal_conv1d_args<Data
   return {};
 }
 
-template <class Data>
+template <class Dims, class Data>
 status try_causal_conv1d_backward(const on_reference& exec, const causal_conv1d_args<Data>& args,
                                   const causal_conv1d_grads<Data>& grads) {
   namespace ref = detail::reference;
   using Scalar = compute_t<Data>;
-  if (status s = check(exec, args, grads); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
 
   const std::int64_t D = args.x.extent(2);
   const std::int64_t W = args.weight.extent(1);
@@ -125,11 +125,11 @@ status try_causal_conv1d_backward(const on_reference& exec, const causal_conv1d_
   return {};
 }
 
-template <class Data>
+template <class Dims, class Data>
 status try_causal_conv1d_step(const on_reference& exec, const causal_conv1d_step_args<Data>& args) {
   namespace ref = detail::reference;
   using Scalar = compute_t<Data>;
-  if (status s = check(exec, args); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args); !s.ok()) return s;
 
   const std::int64_t T = args.x.extent(1);
   const std::int64_t D = args.x.extent(2);

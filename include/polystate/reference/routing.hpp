@@ -35,23 +35,23 @@ status check_routing_contents(const char* op, const routing_args<Data, Separatio
 
 /// What on_reference asks of the operands: check(), and valid contents of the index operands and of raw
 /// weights.
-template <class Data, class Separation, class Router>
+template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status check(const on_reference&, const routing_args<Data, Separation, Router>& args) {
-  const status s = check(args);
+  const status s = check<Dims>(args);
   return s.ok() ? detail::reference::check_routing_contents("routing", args, args.lam) : s;
 }
-template <class Data, class Separation, class Router>
+template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status check(const on_reference&, const routing_args<Data, Separation, Router>& args,
                            const routing_grads<Data, Router>& grads) {
-  const status s = check(args, grads);
+  const status s = check<Dims>(args, grads);
   return s.ok() ? detail::reference::check_routing_contents("routing_backward", args, grads.d_lam) : s;
 }
 
-template <class Data, class Separation, class Router>
+template <class Dims, class Data, class Separation, class Router>
 status try_routing(const on_reference& exec, const routing_args<Data, Separation, Router>& args) {
   namespace ref = detail::reference;
   using Scalar = compute_t<Data>;
-  if (status s = check(exec, args); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args); !s.ok()) return s;
 
   const std::int64_t T = args.lam.extent(1);
   const std::int64_t H = args.lam.extent(2);
@@ -88,12 +88,12 @@ status try_routing(const on_reference& exec, const routing_args<Data, Separation
   return {};
 }
 
-template <class Data, class Separation, class Router>
+template <class Dims, class Data, class Separation, class Router>
 status try_routing_backward(const on_reference& exec, const routing_args<Data, Separation, Router>& args,
                             const routing_grads<Data, Router>& grads) {
   namespace ref = detail::reference;
   using Scalar = compute_t<Data>;
-  if (status s = check(exec, args, grads); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
 
   const std::int64_t T = grads.d_lam.extent(1);
   const std::int64_t H = grads.d_lam.extent(2);

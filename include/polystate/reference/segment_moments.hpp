@@ -14,24 +14,24 @@
 namespace polystate::inline POLYSTATE_ABI {
 
 /// What on_reference asks of the operands: check(), and valid contents of the index operands.
-template <class Data, class Separation>
+template <class Dims = dims<>, class Data, class Separation>
 [[nodiscard]] status check(const on_reference&, const segment_moments_args<Data, Separation>& args) {
-  const status s = check(args);
+  const status s = check<Dims>(args);
   return s.ok() ? check_contents(args) : s;
 }
 
-template <class Data, class Separation>
+template <class Dims = dims<>, class Data, class Separation>
 [[nodiscard]] status check(const on_reference&, const segment_moments_args<Data, Separation>& args,
                            const segment_moments_grads<Data>& grads) {
-  const status s = check(args, grads);
+  const status s = check<Dims>(args, grads);
   return s.ok() ? check_contents(args, grads) : s;
 }
 
-template <class Data, class Separation>
+template <class Dims, class Data, class Separation>
 status try_segment_moments(const on_reference& exec, const segment_moments_args<Data, Separation>& args) {
   namespace ref = detail::reference;
   using Scalar = compute_t<Data>;
-  if (status s = check(exec, args); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args); !s.ok()) return s;
 
   const auto& k = args.moments.k;
   const bank_shape shape{.H = 0, .HR = k.extent(2), .dr = k.extent(3)};
@@ -50,12 +50,12 @@ status try_segment_moments(const on_reference& exec, const segment_moments_args<
   return {};
 }
 
-template <class Data, class Separation>
+template <class Dims, class Data, class Separation>
 status try_segment_moments_backward(const on_reference& exec, const segment_moments_args<Data, Separation>& args,
                                     const segment_moments_grads<Data>& grads) {
   namespace ref = detail::reference;
   using Scalar = compute_t<Data>;
-  if (status s = check(exec, args, grads); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
 
   const auto& k = args.moments.k;
   const bank_shape shape{.H = 0, .HR = k.extent(2), .dr = k.extent(3)};

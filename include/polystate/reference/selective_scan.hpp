@@ -66,28 +66,28 @@ struct scan_token {
 }  // namespace detail::inline POLYSTATE_BUILD::reference
 
 /// What on_reference asks of the operands: check(), and valid contents of the index operands.
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const on_reference&, const selective_scan_args<Data, State>& args) {
-  const status s = check(args);
+  const status s = check<Dims>(args);
   return s.ok() ? check_contents(args) : s;
 }
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const on_reference&, const selective_scan_args<Data, State>& args,
                            const selective_scan_grads<Data, State>& grads) {
-  const status s = check(args, grads);
+  const status s = check<Dims>(args, grads);
   return s.ok() ? check_contents(args) : s;
 }
-template <class Data, class State>
+template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const on_reference&, const selective_scan_step_args<Data, State>& args) {
-  const status s = check(args);
+  const status s = check<Dims>(args);
   return s.ok() ? check_contents(args) : s;
 }
 
-template <class Data, class State>
+template <class Dims, class Data, class State>
 status try_selective_scan(const on_reference& exec, const selective_scan_args<Data, State>& args) {
   namespace ref = detail::reference;
   using Scalar = compute_t<Data>;
-  if (status s = check(exec, args); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args); !s.ok()) return s;
 
   const sequences all(args.u.extent(0), args.u.extent(1), args.cu_seqlens);
   for (std::int64_t s = 0; s < all.size(); ++s) {
@@ -106,12 +106,12 @@ status try_selective_scan(const on_reference& exec, const selective_scan_args<Da
   return {};
 }
 
-template <class Data, class State>
+template <class Dims, class Data, class State>
 status try_selective_scan_backward(const on_reference& exec, const selective_scan_args<Data, State>& args,
                                    const selective_scan_grads<Data, State>& grads) {
   namespace ref = detail::reference;
   using Scalar = compute_t<Data>;
-  if (status s = check(exec, args, grads); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
 
   ref::gradient<Scalar, 3> d_u(args.u), d_delta(args.delta), d_z(args.z);
   ref::gradient<Scalar, 2> d_A(args.A);
@@ -175,11 +175,11 @@ status try_selective_scan_backward(const on_reference& exec, const selective_sca
   return {};
 }
 
-template <class Data, class State>
+template <class Dims, class Data, class State>
 status try_selective_scan_step(const on_reference& exec, const selective_scan_step_args<Data, State>& args) {
   namespace ref = detail::reference;
   using Scalar = compute_t<Data>;
-  if (status s = check(exec, args); !s.ok()) return s;
+  if (status s = check<Dims>(exec, args); !s.ok()) return s;
 
   const std::int64_t T = args.u.extent(1);
   const state_pool pool(args.state.extent(0), args.read_indices, args.write_indices);

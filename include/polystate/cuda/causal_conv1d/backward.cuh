@@ -344,7 +344,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads, tiles::backwa
 }
 
 /// Enqueues the gradients that are wanted.
-template <class Data>
+template <class Widths, class Data>
 POLYSTATE_HIDDEN status launch_backward(const char* name, const on_cuda& exec, const backward_params<Data>& p) {
   status s;
   if (p.schedule.tiling.kernel == kernel_kind::general) {
@@ -352,7 +352,7 @@ POLYSTATE_HIDDEN status launch_backward(const char* name, const on_cuda& exec, c
   } else if (p.grads.d_x || wants_sums(p.grads)) {
     const grid g{.blocks = p.schedule.blocks, .threads = tiles::threads};
     const bool channel_last = p.schedule.tiling.kernel == kernel_kind::channel_last;
-    s = dispatch_width(name, p.op.weight.extent(1), [&](auto width) {
+    s = dispatch_width<Widths>(name, p.op.weight.extent(1), [&](auto width) {
       return launch(name, exec, g,
                     channel_last ? causal_conv1d_channel_last_bwd_kernel<Data, width>
                                  : causal_conv1d_channel_first_bwd_kernel<Data, width>,

@@ -64,12 +64,12 @@ __device__ float input_element(const causal_conv1d_args<Data>& op, const token_s
   return static_cast<float>(op.initial_state(in.row, q - in.begin + op.weight.extent(1) - 1, d));
 }
 
-/// Calls f(std::integral_constant<int, W>{}) for the fast width W and returns its status.
-template <class F>
+/// Calls f(std::integral_constant<int, W>{}) for the one of `Widths` that W is, and returns its status.
+template <class Widths, class F>
 status dispatch_width(const char* name, std::int64_t width, F&& f) {
   status s{error_code::unsupported, name, "weight",
-           "W = " + std::to_string(width) + ", supported by these kernels: " + causal_conv1d_fast_widths::text()};
-  static_cast<void>(dispatch(width, causal_conv1d_fast_widths{}, [&](auto w) { s = f(w); }));
+           "W = " + std::to_string(width) + ", supported by these kernels: " + Widths::text()};
+  static_cast<void>(dispatch(width, Widths{}, [&](auto w) { s = f(w); }));
   return s;
 }
 

@@ -231,14 +231,14 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads)
 }
 
 /// Enqueues y.
-template <class Data>
+template <class Widths, class Data>
 POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, const forward_params<Data>& p) {
   const grid g{.blocks = p.schedule.blocks, .threads = tiles::threads};
   if (p.schedule.kernel == kernel_kind::general) {
     return launch(name, exec, g, causal_conv1d_general_fwd_kernel<Data>, p);
   }
   const bool channel_last = p.schedule.kernel == kernel_kind::channel_last;
-  return dispatch_width(name, p.op.weight.extent(1), [&](auto width) {
+  return dispatch_width<Widths>(name, p.op.weight.extent(1), [&](auto width) {
     return launch(name, exec, g,
                   channel_last ? causal_conv1d_channel_last_fwd_kernel<Data, width>
                                : causal_conv1d_channel_first_fwd_kernel<Data, width>,

@@ -10,6 +10,7 @@
 #include <polystate/cuda/vector_access.hpp>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace polystate::inline POLYSTATE_ABI {
 
@@ -18,6 +19,18 @@ namespace polystate::inline POLYSTATE_ABI {
 using causal_conv1d_fast_widths = int_list<2, 3, 4>;
 
 namespace detail::inline POLYSTATE_BUILD::cuda::conv1d {
+
+/// The fast widths that a call may meet: the caller's fixed W, if it is one, or all.
+template <class Dims>
+struct fast_widths {
+  using list = causal_conv1d_fast_widths;
+};
+template <int W>
+struct fast_widths<dims<W>> {
+  using list = std::conditional_t<causal_conv1d_fast_widths::contains(W), int_list<W>, int_list<>>;
+};
+template <class Dims>
+using widths_of = typename fast_widths<Dims>::list;
 
 /// Forward and backward, layout by layout, and step: one kernel each for every fast width; and for any width the three,
 /// the final states, the weights' gradient and the ends of the sequences.

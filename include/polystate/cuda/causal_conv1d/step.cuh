@@ -117,12 +117,13 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tiles::threads)
   for (int r = 0; r < W - 1; ++r) p.state.store(rows[r], target, r, d);
 }
 
-template <class Data>
+template <class Widths, class Data>
 POLYSTATE_HIDDEN status launch_step(const char* name, const on_cuda& exec, const step_params<Data>& p) {
   const grid g{.blocks = p.schedule.blocks, .threads = tiles::threads};
   if (!p.schedule.vectors) return launch(name, exec, g, causal_conv1d_general_step_kernel<Data>, p);
-  return dispatch_width(name, p.op.weight.extent(1),
-                        [&](auto width) { return launch(name, exec, g, causal_conv1d_step_kernel<Data, width>, p); });
+  return dispatch_width<Widths>(name, p.op.weight.extent(1), [&](auto width) {
+    return launch(name, exec, g, causal_conv1d_step_kernel<Data, width>, p);
+  });
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::conv1d

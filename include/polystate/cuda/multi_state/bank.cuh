@@ -11,7 +11,6 @@
 #include <polystate/cuda/multi_state/operands.cuh>
 #include <polystate/cuda/multi_state/policy.hpp>
 #include <polystate/cuda/multi_state/read_out.cuh>
-#include <polystate/cuda/multi_state/weight_output.cuh>
 #include <polystate/cuda/multi_state/write.cuh>
 #include <polystate/cuda/recurrence/policy.hpp>
 #include <polystate/cuda/routing/scores.cuh>
@@ -207,10 +206,12 @@ POLYSTATE_HIDDEN status run_bank_weights(const char* name, const on_cuda& exec, 
   weights.time = p.at_once;
   weights.heads = p.heads;
   weights.moment_heads = p.reads_mu ? p.moment_heads : p.heads;
-  return route::launch_weights(name, exec, weights);
+  s = route::launch_weights(name, exec, weights);
+  weights.lam = {r.lam, false};
+  return s.ok() && r.lam ? route::launch_weights(name, exec, weights) : s;
 }
 
-template <class KeyDims, class Data, class Rule, class State>
+template <class Shapes, class Data, class Rule, class State>
 POLYSTATE_HIDDEN status run_reading(const char* name, const on_cuda& exec, const bank_plan& p, const bank_memory& m,
                                     const bank_reading<Data, Rule, State>& r) {
   status s = launch_bank_sight(name, exec,
@@ -223,21 +224,20 @@ POLYSTATE_HIDDEN status run_reading(const char* name, const on_cuda& exec, const
                                 .to = m.visible});
   if (s.ok() && p.weighs) s = run_bank_weights(name, exec, p, m, r);
   const weight_rows weights = {m.lam, p.columns()};
-  if (s.ok() && r.lam) s = launch_weight_output(name, exec, {m.visible, weights, r.lam, 0, p.queries()});
   if (!s.ok()) return s;
   if (!p.streams()) {
-    return launch_read_out(name, exec,
-                           {.query = rows_of(r.query),
-                            .scale = scale_of(r.query),
-                            .states = any_element_view<5>(r.bank.S),
-                            .whole_states = whole_fours(r.bank.S),
-                            .visible = m.visible,
-                            .weights = weights,
-                            .open = nullptr,
-                            .finish = r.finish,
-                            .out = any_element_view<4>(r.o),
-                            .first = 0,
-                            .last = p.queries()});
+    return launch_read_out<Shapes>(name, exec,
+                                   {.query = rows_of(r.query),
+                                    .scale = scale_of(r.query),
+                                    .states = any_element_view<5>(r.bank.S),
+                                    .whole_states = whole_fours(r.bank.S),
+                                    .visible = m.visible,
+                                    .weights = weights,
+                                    .open = nullptr,
+                                    .finish = r.finish,
+                                    .out = any_element_view<4>(r.o),
+                                    .first = 0,
+                                    .last = p.queries()});
   }
   s = launch_list(name, exec,
                   {.visible = m.visible,
@@ -248,15 +248,15 @@ POLYSTATE_HIDDEN status run_reading(const char* name, const on_cuda& exec, const
                    .weighted = p.weighs,
                    .to = m.list});
   if (s.ok()) {
-    s = launch_bank_read<KeyDims>(name, exec,
-                                  bank_read_params<State>{.query = rows_of(r.query),
-                                                          .states = r.bank.S,
-                                                          .whole = vectorisable(r.bank.S, 4),
-                                                          .list = m.list,
-                                                          .columns = p.columns(),
-                                                          .queries = p.queries(),
-                                                          .shares = p.shares,
-                                                          .partial = m.partial});
+    s = launch_bank_read<Shapes>(name, exec,
+                                 bank_read_params<State>{.query = rows_of(r.query),
+                                                         .states = r.bank.S,
+                                                         .whole = vectorisable(r.bank.S, 4),
+                                                         .list = m.list,
+                                                         .columns = p.columns(),
+                                                         .queries = p.queries(),
+                                                         .shares = p.shares,
+                                                         .partial = m.partial});
   }
   if (!s.ok()) return s;
   return launch_combine(name, exec,
@@ -278,7 +278,7 @@ POLYSTATE_HIDDEN status stage_bank_keys(const char* name, const on_cuda& exec, c
 }
 
 /// Token t's key enters the moments: states of a delta rule with key k' and the value k'/m, for the mean 1/m.
-template <class KeyDims, bool Erases, class Data, class State>
+template <class Shapes, bool Erases, class Data, class State>
 POLYSTATE_HIDDEN status run_moment_write(const char* name, const on_cuda& exec, const key_moments<Data>& in,
                                          const bank_view<Data, State>& bank, const bank_plan& p, const bank_memory& m,
                                          const token_counting& counting, std::int64_t t) {
@@ -302,7 +302,7 @@ POLYSTATE_HIDDEN status run_moment_write(const char* name, const on_cuda& exec, 
   if (bank.Sigma) {
     write.in = recurrence::make_shared_operands<float>(key, key, key, {}, {});
     write.states = any_element_view<5>(bank.Sigma);
-    s = launch_write<KeyDims>(name, exec, write);
+    s = launch_write<Shapes>(name, exec, write);
   }
   if (s.ok() && bank.mu) {
     const auto& mu = bank.mu;
@@ -310,13 +310,13 @@ POLYSTATE_HIDDEN status run_moment_write(const char* name, const on_cuda& exec, 
     write.states = any_element_view<5>(
         tensor_view<float, 5>(mu.data(), {mu.extent(0), mu.extent(1), mu.extent(2), 1, mu.extent(3)},
                               {mu.stride(0), mu.stride(1), mu.stride(2), 0, mu.stride(3)}));
-    s = launch_write<KeyDims>(name, exec, write);
+    s = launch_write<Shapes>(name, exec, write);
   }
   return s;
 }
 
 /// The whole step, token by token.
-template <class KeyDims, class Data, class Rule, class Separation, class Router, class State>
+template <class Shapes, class MomentShapes, class Data, class Rule, class Separation, class Router, class State>
 POLYSTATE_HIDDEN status run_step(const char* name, const on_cuda& exec,
                                  const multi_state_step_args<Data, Rule, Separation, Router, State>& args,
                                  const bank_plan& p, const bank_memory& m) {
@@ -341,29 +341,28 @@ POLYSTATE_HIDDEN status run_step(const char* name, const on_cuda& exec,
   if constexpr (!std::is_same_v<Router, router::none>) router = route::make_router(args.router);
   for (std::int64_t t = 0; t < p.time && s.ok(); ++t) {
     write.t = t;
-    s = launch_write<KeyDims>(name, exec, write);
+    s = launch_write<Shapes>(name, exec, write);
     if (s.ok() && p.keeps_moments) {
-      using recurrence::key_dims;
       s = args.moments.moment_rule == moment_rule::delta
-              ? run_moment_write<key_dims, true>(name, exec, args.moments, args.bank, p, m, counting, t)
-              : run_moment_write<key_dims, false>(name, exec, args.moments, args.bank, p, m, counting, t);
+              ? run_moment_write<MomentShapes, true>(name, exec, args.moments, args.bank, p, m, counting, t)
+              : run_moment_write<MomentShapes, false>(name, exec, args.moments, args.bank, p, m, counting, t);
     }
     if (!s.ok() || !args.o) continue;
-    s = run_reading<KeyDims>(name, exec, p, m,
-                             bank_reading<Data, Rule, State>{.bank = args.bank,
-                                                             .counting = counting,
-                                                             .counted = t + 1,
-                                                             .first = t,
-                                                             .query = at_token(query, t),
-                                                             .router = part_of(router, 0, p.batch, t, t + 1),
-                                                             .finish = finishing_at(args.in, t),
-                                                             .o = at_token(args.o, t)});
+    s = run_reading<Shapes>(name, exec, p, m,
+                            bank_reading<Data, Rule, State>{.bank = args.bank,
+                                                            .counting = counting,
+                                                            .counted = t + 1,
+                                                            .first = t,
+                                                            .query = at_token(query, t),
+                                                            .router = part_of(router, 0, p.batch, t, t + 1),
+                                                            .finish = finishing_at(args.in, t),
+                                                            .o = at_token(args.o, t)});
   }
   if (!s.ok()) return s;
   return launch_count(name, exec, {.counters = args.bank.counters, .counting = counting, .tokens = p.time});
 }
 
-template <class KeyDims, class Data, class Rule, class Router, class State>
+template <class Shapes, class Data, class Rule, class Router, class State>
 POLYSTATE_HIDDEN status run_read(const char* name, const on_cuda& exec,
                                  const multi_state_read_args<Data, Rule, Router, State>& args, const bank_plan& p,
                                  const bank_memory& m) {
@@ -374,12 +373,12 @@ POLYSTATE_HIDDEN status run_read(const char* name, const on_cuda& exec,
     s = moments::launch_stage_rows(name, exec, {.from = rows, .to = m.query, .pitch = p.query_pitch()});
   }
   if (!s.ok()) return s;
-  return run_reading<KeyDims>(name, exec, p, m,
-                              bank_reading<Data, Rule, State>{.bank = args.bank,
-                                                              .query = args.in,
-                                                              .router = route::make_router(args.router),
-                                                              .o = args.o,
-                                                              .lam = args.lam});
+  return run_reading<Shapes>(name, exec, p, m,
+                             bank_reading<Data, Rule, State>{.bank = args.bank,
+                                                             .query = args.in,
+                                                             .router = route::make_router(args.router),
+                                                             .o = args.o,
+                                                             .lam = args.lam});
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer

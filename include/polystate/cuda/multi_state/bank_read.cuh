@@ -68,7 +68,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
   if (lane == 0) p.to.count[unit] = count;
 }
 
-inline POLYSTATE_HIDDEN status launch_list(const char* name, const on_cuda& exec, const list_params& p) {
+inline POLYSTATE_HIDDEN status launch_list(const char* name, const cuda_policy auto& exec, const list_params& p) {
   constexpr int threads = 128;
   return launch(name, exec, grid{.blocks = tiles_of(p.queries * p.heads, threads / 32), .threads = threads},
                 multi_state_list_kernel<threads>, p);
@@ -203,10 +203,10 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(bank_split::threads)
   }
 }
 
-template <class KeyDims, class State>
+template <class Shapes, class State>
 POLYSTATE_HIDDEN status launch_bank_read(const char* name, const on_cuda& exec, const bank_read_params<State>& p) {
   status s;
-  const bool found = dispatch(recurrence::padded_key_dim(p.query.dk()), KeyDims{}, [&](auto padded) {
+  const bool found = dispatch(recurrence::padded_key_dim(p.query.dk()), Shapes{}, [&](auto padded) {
     constexpr bank_split Split = split_of_bank(padded, sizeof(State));
     const grid g{.blocks = p.queries * p.states.extent(2) * tiles_of(p.states.extent(3), Split.block_rows()) * p.shares,
                  .threads = bank_split::threads};
@@ -241,7 +241,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
   p.out.store(p.finish(p.scale * o, b, t, unit % heads, i % dv), b, t, unit % heads, i % dv);
 }
 
-inline POLYSTATE_HIDDEN status launch_combine(const char* name, const on_cuda& exec, const combine_params& p) {
+inline POLYSTATE_HIDDEN status launch_combine(const char* name, const cuda_policy auto& exec, const combine_params& p) {
   constexpr int threads = 256;
   const std::int64_t elements = p.out.extent(0) * p.out.extent(1) * p.out.extent(2) * p.out.extent(3);
   return launch(name, exec, grid{.blocks = tiles_of(elements, threads), .threads = threads},

@@ -46,7 +46,8 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
              static_cast<std::int32_t>(origin)};
 }
 
-inline POLYSTATE_HIDDEN status launch_bank_sight(const char* name, const on_cuda& exec, const bank_sight_params& p) {
+inline POLYSTATE_HIDDEN status launch_bank_sight(const char* name, const cuda_policy auto& exec,
+                                                 const bank_sight_params& p) {
   constexpr int threads = 128;
   return launch(name, exec, grid{.blocks = tiles_of(p.counters.extent(0) * p.time, threads), .threads = threads},
                 multi_state_bank_sight_kernel<threads>, p);
@@ -134,7 +135,8 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
   if (p.Sigma.data() != nullptr) p.scores.r_sigma[to] = fmaf(-mean, mean, square);
 }
 
-inline POLYSTATE_HIDDEN status launch_bank_scores(const char* name, const on_cuda& exec, const bank_score_params& p) {
+inline POLYSTATE_HIDDEN status launch_bank_scores(const char* name, const cuda_policy auto& exec,
+                                                  const bank_score_params& p) {
   constexpr int threads = 128;
   return launch(name, exec, grid{.blocks = p.queries * p.mu.extent(2) * p.scores.columns, .threads = threads},
                 multi_state_bank_score_kernel<threads>, p);

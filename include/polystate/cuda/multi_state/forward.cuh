@@ -5,15 +5,15 @@
 /// The forward pass of a layer with segments: the recurrence over segments that know nothing of each other, weights of
 /// all tokens over the segments that they see, and the weighted read-out of the closed ones.
 
-#include <polystate/cuda/multi_state/bank_copy.cuh>
-#include <polystate/cuda/multi_state/items.hpp>
+#include <polystate/cuda/multi_state/bank_states.hpp>
 #include <polystate/cuda/multi_state/operands.cuh>
 #include <polystate/cuda/multi_state/policy.hpp>
 #include <polystate/cuda/multi_state/read_out.cuh>
-#include <polystate/cuda/multi_state/weight_output.cuh>
 #include <polystate/cuda/recurrence/forward.cuh>
 #include <polystate/cuda/routing/problem.cuh>
 #include <polystate/cuda/segment_moments/moments.cuh>
+#include <polystate/cuda/segment_moments/segment_items.hpp>
+#include <polystate/cuda/segment_moments/state_copy.cuh>
 #include <polystate/cuda/segment_moments/transfer.cuh>
 #include <polystate/cuda/workspace.cuh>
 #include <polystate/multi_state.hpp>
@@ -120,8 +120,9 @@ segment_plan make_segment_plan(const multi_state_args<Data, Rule, Separation, Ro
 }
 
 /// Table, moments and, where the router reads them, the running read-outs.
-inline POLYSTATE_HIDDEN status run_moments(const char* name, const on_cuda& exec, const segment_plan& p,
-                                           const segment_memory& m) {
+template <class MomentShapes>
+POLYSTATE_HIDDEN status run_moments(const char* name, const on_cuda& exec, const segment_plan& p,
+                                    const segment_memory& m) {
   const route::routing_problem& r = p.routing;
   if (!p.keeps_moments()) {
     return moments::launch_segment_table(name, exec, p.segments(), m.moments.table, r.max_visible);
@@ -130,14 +131,17 @@ inline POLYSTATE_HIDDEN status run_moments(const char* name, const on_cuda& exec
   if (m.query != nullptr) {
     s = moments::launch_stage_rows(name, exec, {.from = r.query, .to = m.query, .pitch = r.moments.query_pitch()});
   }
-  return s.ok() ? moments::launch_moments(name, exec, r.moments, m.moments, r.max_visible, {m.query, m.read}) : s;
+  return s.ok() ? moments::launch_moments<MomentShapes, moments::segment_items>(name, exec, r.moments, m.moments,
+                                                                                r.max_visible, {m.query, m.read})
+                : s;
 }
 
 /// Scores and weights of tokens first .. first+count-1, of `time` tokens each of some batch entries; `router` has their
-/// part of the operands, `lam` of the weights.
-inline POLYSTATE_HIDDEN status run_weights(const char* name, const on_cuda& exec, const segment_plan& p,
+/// part of the operands, `lam` of the weights that the caller wants back, if any.
+inline POLYSTATE_HIDDEN status run_weights(const char* name, const cuda_policy auto& exec, const segment_plan& p,
                                            const segment_memory& m, const route::router_params& router,
-                                           std::int64_t first, std::int64_t count, std::int64_t time) {
+                                           const tensor_view<float, 4>& lam, std::int64_t first, std::int64_t count,
+                                           std::int64_t time) {
   const route::routing_problem& r = p.routing;
   const moments::visible_slots* const visible = m.moments.table.visible + first;
   status s;
@@ -166,20 +170,22 @@ inline POLYSTATE_HIDDEN status run_weights(const char* name, const on_cuda& exec
     if (s.ok()) s = route::launch_open_scores(name, exec, open);
   }
   if (!s.ok()) return s;
-  const route::weight_view<float> lam = {{m.lam, {count / time, time, r.heads, r.columns()}}, true};
-  return route::launch_weights(name, exec,
-                               {.router = router,
-                                .visible = visible,
-                                .scores = m.scores,
-                                .lam = lam,
-                                .tokens = count,
-                                .time = time,
-                                .heads = r.heads,
-                                .moment_heads = r.moment_heads()});
+  route::weights_params weights = {.router = router,
+                                   .visible = visible,
+                                   .scores = m.scores,
+                                   .lam = {{m.lam, {count / time, time, r.heads, r.columns()}}, true},
+                                   .tokens = count,
+                                   .time = time,
+                                   .heads = r.heads,
+                                   .moment_heads = r.moment_heads()};
+  s = route::launch_weights(name, exec, weights);
+  weights.lam = {lam, false};
+  return s.ok() && lam ? route::launch_weights(name, exec, weights) : s;
 }
 
-/// The whole forward pass.
-template <class KeyDims, class Data, class Rule, class Separation, class Router, class State>
+/// The whole forward pass. `Shapes` and `MomentShapes` are those of recurrence and moments that may be
+/// met.
+template <class Shapes, class MomentShapes, class Data, class Rule, class Separation, class Router, class State>
 POLYSTATE_HIDDEN status run_segments(const char* name, const on_cuda& exec,
                                      const multi_state_args<Data, Rule, Separation, Router, State>& args,
                                      const segment_plan& p, const segment_memory& m) {
@@ -187,22 +193,22 @@ POLYSTATE_HIDDEN status run_segments(const char* name, const on_cuda& exec,
   const std::int64_t tokens = r.tokens();
   const std::int64_t slots = p.segments().slots();
   if (tokens == 0 || r.heads == 0) return {};
-  status s = run_moments(name, exec, p, m);
+  status s = run_moments<MomentShapes>(name, exec, p, m);
   if (!s.ok()) return s;
 
   const tensor_view<float, 4> states = states_in_rows(args.S, m.states, slots, r.heads, p.dv, p.dk);
   const auto in =
       p.weighs ? make_unfinished_operands(args.in, m.open) : recurrence::make_shared_operands(args.in, args.o);
-  const recurrence::forward_params<form_of<Data, Rule>, layer_items> local = {
+  const recurrence::forward_params<form_of<Data, Rule>, moments::segment_items> local = {
       .in = in,
       .form = recurrence::make_form(p.weighs ? unfinished(args.in) : args.in),
-      .items = layer_items::of_segments(m.moments.table.begins, slots, p.segments().time),
+      .items = moments::segment_items(m.moments.table.begins, slots, p.segments().time),
       .initial_state = {},
       .final_state = any_element_view<4>(states),
       .carry_in = {},
       .carry_out = {},
       .record = {}};
-  s = recurrence::launch_forward<KeyDims>(name, exec, local);
+  s = recurrence::launch_forward<Shapes>(name, exec, local);
   if (!s.ok()) return s;
 
   const token_window window = p.window();
@@ -215,28 +221,26 @@ POLYSTATE_HIDDEN status run_segments(const char* name, const on_cuda& exec,
       const std::int64_t last_t = std::min(t + window.time, time);
       const std::int64_t first = b * time + t;
       const std::int64_t count = (last_b - b) * (last_t - t);
-      s = run_weights(name, exec, p, m, part_of(r.router, b, last_b, t, last_t), first, count, last_t - t);
+      const auto lam = args.lam ? args.lam.slice(0, b, last_b).slice(1, t, last_t) : tensor_view<float, 4>();
+      s = run_weights(name, exec, p, m, part_of(r.router, b, last_b, t, last_t), lam, first, count, last_t - t);
       const weight_rows weights = {m.lam, r.columns(), first};
-      if (s.ok() && args.lam) {
-        s = launch_weight_output(name, exec, {m.moments.table.visible, weights, args.lam, first, first + count});
-      }
       if (!s.ok()) return s;
       // The states' rows as slots are counted: of each batch entry, or of all packed sequences.
       const tensor_view<float, 5> bank(
           states.data(), {rows, slots / rows, r.heads, p.dv, p.dk},
           {slots / rows * states.stride(0), states.stride(0), states.stride(1), states.stride(2), states.stride(3)});
-      s = launch_read_out(name, exec,
-                          {.query = rows_of(query_side(args.in)),
-                           .scale = scale_of(query_side(args.in)),
-                           .states = any_element_view<5>(bank),
-                           .whole_states = whole_fours(bank),
-                           .visible = m.moments.table.visible,
-                           .weights = weights,
-                           .open = m.open,
-                           .finish = finishing_of(args.in),
-                           .out = any_element_view<4>(args.o),
-                           .first = first,
-                           .last = first + count});
+      s = launch_read_out<Shapes>(name, exec,
+                                  {.query = rows_of(query_side(args.in)),
+                                   .scale = scale_of(query_side(args.in)),
+                                   .states = any_element_view<5>(bank),
+                                   .whole_states = whole_fours(bank),
+                                   .visible = m.moments.table.visible,
+                                   .weights = weights,
+                                   .open = m.open,
+                                   .finish = finishing_of(args.in),
+                                   .out = any_element_view<4>(args.o),
+                                   .first = first,
+                                   .last = first + count});
     }
   }
   if (s.ok() && !p.weighs && args.lam) {  // one segment each, whose weight is 1
@@ -251,15 +255,16 @@ POLYSTATE_HIDDEN status run_segments(const char* name, const on_cuda& exec,
                                .moment_heads = r.heads});
   }
   if (s.ok() && p.keeps_states && args.S) {
-    s = launch_bank_copy(name, exec,
-                         {.from = m.states,
-                          .slots = slots,
-                          .slots_per_row = slots / rows,
-                          .entry = m.moments.table.entry,
-                          .to = any_element_view<5>(args.S)});
+    s = moments::launch_state_copy(name, exec,
+                                   {.from = m.states,
+                                    .rows = p.dv,
+                                    .slots = slots,
+                                    .slots_per_row = slots / rows,
+                                    .entry = m.moments.table.entry,
+                                    .to = any_element_view<5>(args.S)});
   }
   if (s.ok() && (args.mu || args.Sigma)) {
-    s = moments::launch_transfer(name, exec, r.moments, m.moments.table, m.moments.states, args.mu, args.Sigma);
+    s = moments::launch_moment_output(name, exec, r.moments, m.moments, args.mu, args.Sigma);
   }
   return s;
 }

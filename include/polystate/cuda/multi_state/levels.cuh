@@ -4,20 +4,21 @@
 /// @file
 /// Prefill with one state a level of a Fenwick partition. A sequence is cut into blocks of 16 tokens. What tokens of
 /// one block give each other, levels 0 to 4, comes from the block's own small matrices. Each higher level is a run of
-/// the recurrence over pairs of blocks (items.hpp), whose read-outs are added up with the level's weights.
+/// the recurrence over pairs of blocks (level_items.hpp), whose read-outs are added up with the level's weights.
 
 #include <polystate/core/sequences.hpp>
 #include <polystate/core/tensor_view.hpp>
 #include <polystate/cuda/any_element.cuh>
 #include <polystate/cuda/launch.cuh>
-#include <polystate/cuda/multi_state/bank_copy.cuh>
-#include <polystate/cuda/multi_state/items.hpp>
+#include <polystate/cuda/multi_state/bank_states.hpp>
+#include <polystate/cuda/multi_state/level_items.hpp>
 #include <polystate/cuda/multi_state/operands.cuh>
 #include <polystate/cuda/multi_state/read_out.cuh>
 #include <polystate/cuda/recurrence/forward.cuh>
 #include <polystate/cuda/recurrence/operands.cuh>
 #include <polystate/cuda/recurrence/policy.hpp>
 #include <polystate/cuda/recurrence/tile.cuh>
+#include <polystate/cuda/segment_moments/state_copy.cuh>
 #include <polystate/cuda/tiling.hpp>
 #include <polystate/cuda/workspace.cuh>
 #include <polystate/multi_state.hpp>
@@ -193,10 +194,10 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(block_tile<Padded>::threads)
   }
 }
 
-template <class KeyDims, class Form>
+template <class Shapes, class Form>
 POLYSTATE_HIDDEN status launch_blocks(const char* name, const on_cuda& exec, const block_params<Form>& p) {
   status s;
-  const bool found = dispatch(recurrence::padded_key_dim(p.in.dk()), KeyDims{}, [&](auto padded) {
+  const bool found = dispatch(recurrence::padded_key_dim(p.in.dk()), Shapes{}, [&](auto padded) {
     using Tile = block_tile<padded>;
     const grid g{.blocks = p.blocks.size() * p.in.heads(), .threads = Tile::threads, .shared_bytes = sizeof(Tile)};
     s = launch(name, exec, g, multi_state_block_kernel<Form, padded>, p);
@@ -238,7 +239,8 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
   if ((since >> (p.level - 1) & 1) != 0) p.sum[i] = fmaf(p.weights(b, t, head, p.level), p.read[i], p.sum[i]);
 }
 
-inline POLYSTATE_HIDDEN status launch_level_sum(const char* name, const on_cuda& exec, const level_sum_params& p) {
+inline POLYSTATE_HIDDEN status launch_level_sum(const char* name, const cuda_policy auto& exec,
+                                                const level_sum_params& p) {
   constexpr int threads = 256;
   return launch(name, exec, grid{.blocks = tiles_of(p.batch * p.time * p.heads * p.dv, threads), .threads = threads},
                 multi_state_level_sum_kernel<threads>, p);
@@ -306,18 +308,18 @@ level_plan make_level_plan(const multi_state_args<Data, Rule, separation::fenwic
 }
 
 /// The whole forward pass.
-template <class KeyDims, class Data, class Rule, class Router, class State>
+template <class Shapes, class Data, class Rule, class Router, class State>
 POLYSTATE_HIDDEN status run_levels(const char* name, const on_cuda& exec,
                                    const multi_state_args<Data, Rule, separation::fenwick, Router, State>& args,
                                    const level_plan& p, const level_memory& m) {
   const auto form = recurrence::make_form(unfinished(args.in));
-  status s = launch_blocks<KeyDims>(name, exec,
-                                    block_params<form_of<Data, Rule>>{.in = make_unfinished_operands(args.in, m.sum),
-                                                                      .form = form,
-                                                                      .blocks = {p.all, p.time},
-                                                                      .weights = args.router.weights,
-                                                                      .sum = m.sum});
-  recurrence::forward_params<form_of<Data, Rule>, layer_items> walk = {.in = make_unfinished_operands(args.in, m.read),
+  status s = launch_blocks<Shapes>(name, exec,
+                                   block_params<form_of<Data, Rule>>{.in = make_unfinished_operands(args.in, m.sum),
+                                                                     .form = form,
+                                                                     .blocks = {p.all, p.time},
+                                                                     .weights = args.router.weights,
+                                                                     .sum = m.sum});
+  recurrence::forward_params<form_of<Data, Rule>, level_items> walk = {.in = make_unfinished_operands(args.in, m.read),
                                                                        .form = form,
                                                                        .items = {},
                                                                        .initial_state = {},
@@ -337,8 +339,8 @@ POLYSTATE_HIDDEN status run_levels(const char* name, const on_cuda& exec,
                           .finish = finishing_of(args.in),
                           .out = any_element_view<4>(args.o)};
   for (int n = block_levels; s.ok() && n < p.levels && n < 63 && (std::int64_t{1} << (n - 1)) < p.time; ++n) {
-    walk.items = layer_items::of_level(p.all, p.time, n);
-    s = recurrence::launch_forward<KeyDims>(name, exec, walk);
+    walk.items = level_items::of_level(p.all, p.time, n);
+    s = recurrence::launch_forward<Shapes>(name, exec, walk);
     sum.level = n;
     if (s.ok()) s = launch_level_sum(name, exec, sum);
   }
@@ -352,15 +354,16 @@ POLYSTATE_HIDDEN status run_levels(const char* name, const on_cuda& exec,
   if (!s.ok() || !args.S || args.S.size() == 0) return s;
 
   walk.in.out = {};
-  walk.items = layer_items::of_last_tokens(p.all, p.time, p.levels);
+  walk.items = level_items::of_last_tokens(p.all, p.time, p.levels);
   walk.final_state = any_element_view<4>(states_in_rows(args.S, m.states, p.rows(), p.heads, p.dv, p.dk));
-  s = recurrence::launch_forward<KeyDims>(name, exec, walk);
+  s = recurrence::launch_forward<Shapes>(name, exec, walk);
   if (!s.ok() || !p.keeps_states) return s;
-  return launch_bank_copy(name, exec,
-                          {.from = m.states,
-                           .slots = p.rows(),
-                           .slots_per_row = p.rows() / args.S.extent(0),
-                           .to = any_element_view<5>(args.S)});
+  return moments::launch_state_copy(name, exec,
+                                    {.from = m.states,
+                                     .rows = p.dv,
+                                     .slots = p.rows(),
+                                     .slots_per_row = p.rows() / args.S.extent(0),
+                                     .to = any_element_view<5>(args.S)});
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer

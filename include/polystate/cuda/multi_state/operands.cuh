@@ -119,7 +119,7 @@ recurrence::shared_operands make_unfinished_operands(const operands<Data, Rule>&
   const auto& v = value_of(in);
   const tensor_view<float, 4> to(out, {v.extent(0), v.extent(1), v.extent(2), v.extent(3)});
   s.out = any_element_view<4>(to);
-  s.whole_out = std::is_same_v<Data, float> && vectorisable(to, 3);  // the kernel's wide stores are of the values' type
+  s.whole_out = vectorisable(to, 3);
   return s;
 }
 

@@ -270,18 +270,23 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads, 3)
   }
 }
 
-inline POLYSTATE_HIDDEN status launch_read_out(const char* name, const on_cuda& exec, const read_out_params& p) {
+template <class Shapes>
+POLYSTATE_HIDDEN status launch_read_out(const char* name, const on_cuda& exec, const read_out_params& p) {
   using Tile = read_out_tile;
   constexpr int moderate = 256;
+  using most_key_dims =
+      std::conditional_t<Shapes::size == 1, int_list<(Shapes::values[0] <= moderate ? moderate : 512)>,
+                         int_list<moderate, 512>>;
   const int most = p.query.dk() <= moderate ? moderate : 512;
   const grid g{.blocks = tiles_of(p.last - p.first, Tile::tokens) * tiles_of(p.dv(), Tile::rows) * p.out.extent(2),
                .threads = Tile::threads,
                .shared_bytes = Tile::bytes(p.query.dk()),
                .most_shared_bytes = Tile::bytes(most)};
-  return launch(name, exec, g,
-                most == moderate ? multi_state_read_out_kernel<Tile::threads, moderate>
-                                 : multi_state_read_out_kernel<Tile::threads, 512>,
-                p);
+  status s;
+  static_cast<void>(dispatch(most, most_key_dims{}, [&](auto dk) {
+    s = launch(name, exec, g, multi_state_read_out_kernel<Tile::threads, dk>, p);
+  }));
+  return s;
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer

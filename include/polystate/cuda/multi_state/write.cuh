@@ -125,10 +125,10 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(recurrence::split::threads)
 }
 
 /// Enqueues the write of one token of every sequence.
-template <class KeyDims, class Form>
+template <class Shapes, class Form>
 POLYSTATE_HIDDEN status launch_write(const char* name, const on_cuda& exec, const write_params<Form>& p) {
   status s;
-  const bool found = dispatch(recurrence::padded_key_dim(p.in.dk()), KeyDims{}, [&](auto padded) {
+  const bool found = dispatch(recurrence::padded_key_dim(p.in.dk()), Shapes{}, [&](auto padded) {
     constexpr int rows = recurrence::split_over_time(padded).block_rows();
     const grid g{.blocks = p.in.value.extent(0) * p.in.heads() * tiles_of(p.in.dv(), rows),
                  .threads = recurrence::split::threads};
@@ -151,7 +151,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
   if (b < p.counters.extent(0)) p.counters(b) = p.counting.after(p.counters(b), p.tokens);
 }
 
-inline POLYSTATE_HIDDEN status launch_count(const char* name, const on_cuda& exec, const count_params& p) {
+inline POLYSTATE_HIDDEN status launch_count(const char* name, const cuda_policy auto& exec, const count_params& p) {
   constexpr int threads = 128;
   return launch(name, exec, grid{.blocks = tiles_of(p.counters.extent(0), threads), .threads = threads},
                 multi_state_count_kernel<threads>, p);

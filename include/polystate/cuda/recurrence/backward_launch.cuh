@@ -141,7 +141,7 @@ inline std::size_t scratch_bytes(const backward_plan& p) {
 
 /// Enqueues what comes from one window's tokens once its walk may begin: the derivatives of the read-outs, the walk
 /// back along it, and the gradients.
-template <class KeyDims, class Form>
+template <class Shapes, class Form>
 POLYSTATE_HIDDEN status launch_window_backward(const char* name, const on_cuda& exec, const backward_call<Form>& call,
                                                const backward_plan& plan, const backward_scratch& s,
                                                const work_items& items, const any_element_view<4>& carry_in,
@@ -180,7 +180,7 @@ POLYSTATE_HIDDEN status launch_window_backward(const char* name, const on_cuda& 
                                         .carry_out = carry_out,
                                         .d_states = s.d_states,
                                         .d_written = s.d_written};
-  result = launch_reverse<KeyDims>(name, exec, reverse);
+  result = launch_reverse<Shapes>(name, exec, reverse);
   if (result.ok() && (call.d_value.given() || plan.wants_query || plan.wants_key || plan.wants_gates)) {
     const tile_gradient_params<Form> tiles = {.in = call.in,
                                               .form = call.form,
@@ -194,7 +194,7 @@ POLYSTATE_HIDDEN status launch_window_backward(const char* name, const on_cuda& 
                                               .d_query = s.d_query,
                                               .d_key = s.d_key,
                                               .d_gate = s.d_gate};
-    result = launch_tile_gradients<KeyDims>(name, exec, tiles);
+    result = launch_tile_gradients<Shapes>(name, exec, tiles);
   }
   if (result.ok() && (plan.wants_query || plan.wants_key)) {
     const row_gradient_params rows = {.in = call.in,
@@ -205,7 +205,7 @@ POLYSTATE_HIDDEN status launch_window_backward(const char* name, const on_cuda& 
                                       .batch = plan.batch,
                                       .row_parts = plan.row_parts};
     const std::int64_t warps = plan.batch * tokens * call.in.key.extent(2) * 2;
-    result = with_padded<KeyDims>(name, call.in.dk(), [&](auto padded) {
+    result = with_padded<Shapes>(name, call.in.dk(), [&](auto padded) {
       return launch(name, exec, grid{.blocks = tiles_of(warps, split::warps), .threads = split::threads},
                     recurrence_row_gradient_kernel<split::threads, padded>, rows);
     });
@@ -225,7 +225,7 @@ POLYSTATE_HIDDEN status launch_window_backward(const char* name, const on_cuda& 
 }
 
 /// Enqueues the gradients, all but those of the numbers that a head's tokens share: their sums are in `s`.
-template <class KeyDims, class Form>
+template <class Shapes, class Form>
 POLYSTATE_HIDDEN status launch_backward(const char* name, const on_cuda& exec, const backward_call<Form>& call,
                                         const backward_plan& plan, const backward_scratch& s) {
   if (plan.sequences == 0 || plan.heads == 0) return {};
@@ -258,7 +258,7 @@ POLYSTATE_HIDDEN status launch_backward(const char* name, const on_cuda& exec, c
     forward.items = plan.items(call.all, w);
     forward.carry_in = w == 0 ? any_element_view<4>() : states_at(s.starts, w - 1);
     forward.carry_out = states_at(s.starts, w);
-    result = launch_forward<KeyDims>(name, exec, forward);
+    result = launch_forward<Shapes>(name, exec, forward);
   }
 
   forward.carry_out = {};
@@ -266,10 +266,10 @@ POLYSTATE_HIDDEN status launch_backward(const char* name, const on_cuda& exec, c
   for (std::int64_t w = plan.windows - 1; w >= 0 && result.ok(); --w) {
     forward.items = plan.items(call.all, w);
     forward.carry_in = w == 0 ? any_element_view<4>() : states_at(s.starts, w - 1);
-    result = launch_forward<KeyDims>(name, exec, forward);
+    result = launch_forward<Shapes>(name, exec, forward);
     if (!result.ok()) break;
-    result = launch_window_backward<KeyDims>(name, exec, call, plan, s, forward.items,
-                                             states_at(s.carry[(w + 1) % 2], 0), states_at(s.carry[w % 2], 0));
+    result = launch_window_backward<Shapes>(name, exec, call, plan, s, forward.items,
+                                            states_at(s.carry[(w + 1) % 2], 0), states_at(s.carry[w % 2], 0));
   }
   return result;
 }

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <type_traits>
 
@@ -27,21 +28,28 @@ constexpr int padded_key_dim(std::int64_t dk) {
   return 0;
 }
 
-/// The padded key dims that a call may meet: the one of the caller's fixed dims, or all.
-template <class Dims>
-struct key_dims_of {
-  using list = key_dims;
+/// Padded key dims that a call may meet, and the most rows that its states may have.
+template <class KeyDims, int MostRows>
+struct state_shapes : KeyDims {
+  static constexpr int most_rows = MostRows;
 };
-template <int Dk, int Dv>
-struct key_dims_of<dims<Dk, Dv>> {
-  using list = int_list<padded_key_dim(Dk)>;
-};
+using any_shape = state_shapes<key_dims, std::numeric_limits<int>::max()>;
 
-/// Calls f with the padded key dim as a compile-time number. `KeyDims` are those that may be met.
-template <class KeyDims, class F>
+/// Those of a call: numbers `Key` and `Value` of the caller's dims are dk and dv, or any where there are none such.
+template <class Dims, int Key, int Value>
+using shapes_of =
+    state_shapes<std::conditional_t<(Key < Dims::size),
+                                    int_list<padded_key_dim(Dims::values[Key < Dims::size ? Key : 0])>, key_dims>,
+                 (Value < Dims::size ? Dims::values[Value < Dims::size ? Value : 0] : any_shape::most_rows)>;
+/// Of moments, whose states have rows for Sigma and for mu: number `Index` of the caller's dims is dr.
+template <class Dims, int Index>
+using moment_shapes_of = shapes_of<Dims, Index, Dims::size>;
+
+/// Calls f with the padded key dim as a compile-time number. `Shapes` are those that may be met.
+template <class Shapes, class F>
 status with_padded(const char* name, std::int64_t dk, F&& f) {
   status s;
-  const bool found = dispatch(padded_key_dim(dk), KeyDims{}, [&](auto padded) { s = f(padded); });
+  const bool found = dispatch(padded_key_dim(dk), Shapes{}, [&](auto padded) { s = f(padded); });
   return found ? s : status{error_code::unsupported, name, "dk", "no kernel for " + std::to_string(dk)};
 }
 
@@ -94,9 +102,11 @@ struct tensor_split {
 /// Shared memory that a block of any device we build for may have: sm_80's.
 inline constexpr std::size_t least_shared_memory = std::size_t{163} << 10;
 
-/// What `Walkers` may be: halves of fewer columns than 128 are not worth a kernel.
-template <int Padded>
-using walker_counts = std::conditional_t<Padded == 128, int_list<2, 4, 8>, int_list<4, 8>>;
+/// What `Walkers` may be: halves of fewer columns than 128 are not worth a kernel, and eight need rows.
+template <int Padded, int MostRows = any_shape::most_rows>
+using walker_counts = std::conditional_t<(MostRows <= tensor_split<Padded, 4, true>::block_rows),
+                                         std::conditional_t<Padded == 128, int_list<2, 4>, int_list<4>>,
+                                         std::conditional_t<Padded == 128, int_list<2, 4, 8>, int_list<4, 8>>>;
 
 /// Warps that walk: eight share what the others prepare, and fill the tensor cores, where there are rows for them and
 /// blocks enough for all multiprocessors. A chunk takes the fewer warps the less time, as long as all their blocks run
@@ -108,13 +118,13 @@ constexpr int choose_walkers(std::int64_t states, std::int64_t dv, int multiproc
   return eight_fit && dv > rows && states * tiles_of(dv, rows) > multiprocessors ? 8 : 4;
 }
 
-/// Calls f with that number as a compile-time one.
-template <int Padded, class F>
+/// Calls f with that number as a compile-time one. `MostRows` bounds dv.
+template <int Padded, int MostRows = any_shape::most_rows, class F>
 status with_walkers(std::int64_t states, std::int64_t dv, int multiprocessors, bool eight_fit, F&& f) {
   status s;
   const auto call = [&](auto walkers) { s = f(walkers); };
-  static_cast<void>(
-      dispatch(choose_walkers<Padded>(states, dv, multiprocessors, eight_fit), walker_counts<Padded>{}, call));
+  static_cast<void>(dispatch(choose_walkers<Padded>(states, dv, multiprocessors, eight_fit),
+                             walker_counts<Padded, MostRows>{}, call));
   return s;
 }
 

@@ -314,27 +314,28 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(tensor_split<Padded, Walkers,
   }
 }
 
-/// Enqueues the walk. `KeyDims` are the padded key dims that may be met.
-template <class KeyDims, class Form>
+/// Enqueues the walk. `Shapes` are those that may be met.
+template <class Shapes, class Form>
 POLYSTATE_HIDDEN status launch_reverse(const char* name, const on_cuda& exec, reverse_params<Form> p) {
   const std::int64_t states = p.items.size() * p.in.heads();
   const std::size_t limit = shared_memory_limit();
-  return with_padded<KeyDims>(name, p.in.dk(), [&](auto padded) {
+  return with_padded<Shapes>(name, p.in.dk(), [&](auto padded) {
     const auto bytes = [&]<int Walkers>(std::integral_constant<int, Walkers>, int key_buffers) {
       using Tile = reverse_tile<Form::erases, padded, Walkers>;
       static_assert(Walkers > 4 || Tile::bytes(4, 4, 1) <= least_shared_memory);
       return Tile::bytes(bytes_of(p.in.key.type()), bytes_of(p.d_o.values.type()), key_buffers);
     };
     const bool eight_fit = bytes(std::integral_constant<int, 8>{}, 1) <= limit;
-    return with_walkers<padded>(states, p.in.dv(), multiprocessor_count(), eight_fit, [&](auto walkers) {
-      using Split = tensor_split<padded, walkers, Form::erases>;
-      p.key_buffers = bytes(walkers, 2) <= limit ? 2 : 1;
-      const grid g{.blocks = states * tiles_of(p.in.dv(), Split::block_rows),
-                   .threads = Split::threads,
-                   .shared_bytes = bytes(walkers, p.key_buffers),
-                   .most_shared_bytes = limit};
-      return launch(name, exec, g, recurrence_reverse_kernel<Form, padded, walkers>, p);
-    });
+    return with_walkers<padded, Shapes::most_rows>(
+        states, p.in.dv(), multiprocessor_count(), eight_fit, [&](auto walkers) {
+          using Split = tensor_split<padded, walkers, Form::erases>;
+          p.key_buffers = bytes(walkers, 2) <= limit ? 2 : 1;
+          const grid g{.blocks = states * tiles_of(p.in.dv(), Split::block_rows),
+                       .threads = Split::threads,
+                       .shared_bytes = bytes(walkers, p.key_buffers),
+                       .most_shared_bytes = limit};
+          return launch(name, exec, g, recurrence_reverse_kernel<Form, padded, walkers>, p);
+        });
   });
 }
 

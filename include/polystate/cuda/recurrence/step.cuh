@@ -218,10 +218,10 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(row_split<Rows>::threads, ste
 }
 
 /// Enqueues the outputs and the new states.
-template <class KeyDims, class Form, class Data, class State>
+template <class Shapes, class Form, class Data, class State>
 POLYSTATE_HIDDEN status launch_step(const char* name, const on_cuda& exec, step_params<Form, Data, State> p) {
   if (p.in.value.extent(1) == 0) return {};
-  return with_padded<KeyDims>(name, p.in.dk(), [&](auto padded) {
+  return with_padded<Shapes>(name, p.in.dk(), [&](auto padded) {
     const std::int64_t states = p.in.value.extent(0) * p.in.heads();
     const std::int64_t multiprocessors = multiprocessor_count();
     const auto launch_with = [&](auto rows, auto whole, auto streams) {

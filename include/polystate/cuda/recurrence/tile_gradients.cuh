@@ -481,10 +481,10 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(gradient_tile::threads, Form:
   }
 }
 
-/// Enqueues the gradients of all tiles. `KeyDims` are the padded key dims that may be met.
-template <class KeyDims, class Form>
+/// Enqueues the gradients of all tiles. `Shapes` are those that may be met.
+template <class Shapes, class Form>
 POLYSTATE_HIDDEN status launch_tile_gradients(const char* name, const on_cuda& exec, tile_gradient_params<Form> p) {
-  return with_padded<KeyDims>(name, p.in.dk(), [&](auto padded) {
+  return with_padded<Shapes>(name, p.in.dk(), [&](auto padded) {
     const std::int64_t heads = p.in.heads();
     const std::int64_t parts = p.items.tiles(gradient_tile::T) * tiles_of(p.in.dv(), gradient_rows);
     p.heads_together = choose_heads_together(parts * heads, heads / p.in.key.extent(2), multiprocessor_count());

@@ -113,23 +113,25 @@ inline open_params make_open_params(const routing_problem& p, const routing_memo
 }
 
 /// Table, moments and scores: what weights are made of.
-inline POLYSTATE_HIDDEN status launch_scores(const char* name, const on_cuda& exec, const routing_problem& p,
-                                             const routing_memory& m) {
+template <class Shapes>
+POLYSTATE_HIDDEN status launch_scores(const char* name, const on_cuda& exec, const routing_problem& p,
+                                      const routing_memory& m) {
   if (p.is_empty()) return {};
   if (!p.router.reads_mu()) {
     return moments::launch_segment_table(name, exec, p.moments.segments, m.moments.table, p.max_visible);
   }
   status s = moments::launch_stage_rows(name, exec, {.from = p.query, .to = m.query, .pitch = p.moments.query_pitch()});
-  if (s.ok()) s = moments::launch_moments(name, exec, p.moments, m.moments, p.max_visible, {m.query, m.read});
+  if (s.ok()) s = moments::launch_moments<Shapes>(name, exec, p.moments, m.moments, p.max_visible, {m.query, m.read});
   if (s.ok()) s = launch_closed_scores(name, exec, make_score_params(p, m, m.scores));
   if (s.ok()) s = launch_open_scores(name, exec, make_open_params(p, m, m.scores));
   return s;
 }
 
 /// Those, and the weights.
-inline POLYSTATE_HIDDEN status launch_routing(const char* name, const on_cuda& exec, const routing_problem& p,
-                                              const routing_memory& m, const weight_view<float>& lam) {
-  const status s = launch_scores(name, exec, p, m);
+template <class Shapes>
+POLYSTATE_HIDDEN status launch_routing(const char* name, const on_cuda& exec, const routing_problem& p,
+                                       const routing_memory& m, const weight_view<float>& lam) {
+  const status s = launch_scores<Shapes>(name, exec, p, m);
   if (!s.ok() || p.is_empty()) return s;
   return launch_weights(name, exec,
                         {.router = p.router,

@@ -60,10 +60,11 @@ struct moment_upstream {
 };
 
 /// From the derivatives of the weights to all that is wanted. `m` holds what launch_scores() left.
-inline POLYSTATE_HIDDEN status launch_routing_backward(const char* name, const on_cuda& exec, const routing_problem& p,
-                                                       const routing_memory& m, const weight_view<const float>& d_lam,
-                                                       const wanted_gradients& wanted, const routing_gradient_memory& g,
-                                                       moment_upstream upstream = {}) {
+template <class Shapes>
+POLYSTATE_HIDDEN status launch_routing_backward(const char* name, const on_cuda& exec, const routing_problem& p,
+                                                const routing_memory& m, const weight_view<const float>& d_lam,
+                                                const wanted_gradients& wanted, const routing_gradient_memory& g,
+                                                moment_upstream upstream = {}) {
   const tau_sum_params tau = {.d_tau = g.d_tau,
                               .to = {wanted.d_tau[0], wanted.d_tau[1]},
                               .tokens = p.is_empty() ? 0 : p.tokens(),
@@ -109,7 +110,7 @@ inline POLYSTATE_HIDDEN status launch_routing_backward(const char* name, const o
     open.d_query = g.d_query;
     s = launch_open_gradient(name, exec, open);
   }
-  if (s.ok()) s = moments::launch_moments_backward(name, exec, p.moments, m.moments, m.query, g.d, g.scratch);
+  if (s.ok()) s = moments::launch_moments_backward<Shapes>(name, exec, p.moments, m.moments, m.query, g.d, g.scratch);
   if (s.ok()) {
     s = moments::launch_key_gradients(name, exec, p.moments, g.d, wanted.d_k, wanted.d_g, wanted.d_beta);
   }

@@ -46,7 +46,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
 
 inline constexpr int output_threads = 256;
 
-inline POLYSTATE_HIDDEN status launch_score_output(const char* name, const on_cuda& exec,
+inline POLYSTATE_HIDDEN status launch_score_output(const char* name, const cuda_policy auto& exec,
                                                    const score_output_params& p) {
   const std::int64_t scores = p.tokens * p.heads * p.segments;
   return launch(name, exec, grid{.blocks = tiles_of(scores, output_threads), .threads = output_threads},

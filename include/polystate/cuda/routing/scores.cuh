@@ -281,7 +281,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
 inline std::int64_t score_tiles(const score_params& p) { return tiles_of(p.tokens, score_tile) * p.heads; }
 
 /// Scores of the closed segments.
-inline POLYSTATE_HIDDEN status launch_closed_scores(const char* name, const on_cuda& exec, score_params p) {
+inline POLYSTATE_HIDDEN status launch_closed_scores(const char* name, const cuda_policy auto& exec, score_params p) {
   const int closed = p.scores.columns - (p.last_is_open ? 1 : 0);
   if (closed <= 0) return {};
   p.block_splits = static_cast<int>(tiles_of(closed, slots_per_block));
@@ -351,7 +351,8 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
 }
 
 /// The closed segments' part of dq'; 0 where a token sees none.
-inline POLYSTATE_HIDDEN status launch_query_gradient(const char* name, const on_cuda& exec, const score_params& p) {
+inline POLYSTATE_HIDDEN status launch_query_gradient(const char* name, const cuda_policy auto& exec,
+                                                     const score_params& p) {
   const grid g{.blocks = score_tiles(p) * tiles_of(p.dr, score_tile), .threads = score_threads};
   return launch(name, exec, g, routing_query_gradient_kernel<score_threads>, p);
 }
@@ -465,7 +466,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
 }
 
 /// From the closed segments' score derivatives to those of the states at their ends.
-inline POLYSTATE_HIDDEN status launch_moment_gradient(const char* name, const on_cuda& exec,
+inline POLYSTATE_HIDDEN status launch_moment_gradient(const char* name, const cuda_policy auto& exec,
                                                       const moment_gradient_params& p) {
   const std::int64_t tiles = tiles_of(p.dr, score_tile);
   const grid g{.blocks = p.slots * p.heads * tiles * (p.mu_row > 0 ? tiles : 1), .threads = score_threads};
@@ -536,11 +537,13 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
   }
 }
 
-inline POLYSTATE_HIDDEN status launch_open_scores(const char* name, const on_cuda& exec, const open_params& p) {
+inline POLYSTATE_HIDDEN status launch_open_scores(const char* name, const cuda_policy auto& exec,
+                                                  const open_params& p) {
   const grid g{.blocks = tiles_of(p.tokens * p.heads, open_threads / 32), .threads = open_threads};
   return launch(name, exec, g, routing_open_scores_kernel<open_threads>, p);
 }
-inline POLYSTATE_HIDDEN status launch_open_gradient(const char* name, const on_cuda& exec, const open_params& p) {
+inline POLYSTATE_HIDDEN status launch_open_gradient(const char* name, const cuda_policy auto& exec,
+                                                    const open_params& p) {
   const grid g{.blocks = tiles_of(p.tokens * p.heads, open_threads / 32), .threads = open_threads};
   return launch(name, exec, g, routing_open_gradient_kernel<open_threads>, p);
 }

@@ -307,7 +307,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
   });
 }
 
-inline POLYSTATE_HIDDEN status launch_weights(const char* name, const on_cuda& exec, const weights_params& p) {
+inline POLYSTATE_HIDDEN status launch_weights(const char* name, const cuda_policy auto& exec, const weights_params& p) {
   const grid g{.blocks = tiles_of(p.tokens * p.heads, weight_threads / 32), .threads = weight_threads};
   return launch(name, exec, g, routing_weights_kernel<weight_threads>, p);
 }
@@ -433,7 +433,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
   }
 }
 
-inline POLYSTATE_HIDDEN status launch_weights_gradient(const char* name, const on_cuda& exec,
+inline POLYSTATE_HIDDEN status launch_weights_gradient(const char* name, const cuda_policy auto& exec,
                                                        const weights_gradient_params& p) {
   const grid g{.blocks = tiles_of(p.tokens * p.moment_heads, weight_threads / 32), .threads = weight_threads};
   return launch(name, exec, g, routing_weights_gradient_kernel<weight_threads>, p);
@@ -474,7 +474,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
 
 inline constexpr int tau_threads = 256;
 
-inline POLYSTATE_HIDDEN status launch_tau_sum(const char* name, const on_cuda& exec, const tau_sum_params& p) {
+inline POLYSTATE_HIDDEN status launch_tau_sum(const char* name, const cuda_policy auto& exec, const tau_sum_params& p) {
   return launch(name, exec, grid{.blocks = p.heads, .threads = tau_threads}, routing_tau_sum_kernel<tau_threads>, p);
 }
 

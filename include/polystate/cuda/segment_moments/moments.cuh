@@ -15,6 +15,7 @@
 #include <polystate/cuda/gated_delta_rule/operands.cuh>
 #include <polystate/cuda/recurrence/forward.cuh>
 #include <polystate/cuda/segment_moments/rows.cuh>
+#include <polystate/cuda/segment_moments/segment_items.hpp>
 #include <polystate/cuda/segment_moments/segments.cuh>
 #include <polystate/cuda/workspace.cuh>
 #include <polystate/segment_moments.hpp>
@@ -22,6 +23,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::moments {
 
@@ -102,24 +104,35 @@ inline recurrence::shared_operands make_moment_operands(const moment_problem& p,
   return recurrence::make_shared_operands<float>(key, query, value, {}, staged(read.out, p, p.rows(), 0, p.rows()));
 }
 
-template <bool Erases>
+/// The segments as items of one batch entry: those of the layer, or packed sequences.
+template <class Items>
+Items make_items(const moment_problem& p, const moment_memory& m) {
+  if constexpr (std::is_same_v<Items, segment_items>) {
+    return {m.table.begins, p.slots(), p.tokens()};
+  } else {
+    return {m.table.segments(p.segments), p.tokens()};
+  }
+}
+
+template <class Shapes, class Items, bool Erases>
 POLYSTATE_HIDDEN status launch_moment_states(const char* name, const on_cuda& exec, const moment_problem& p,
                                              const moment_memory& m, const moment_read& read) {
-  const recurrence::forward_params<recurrence::delta_form<Erases>> params = {
+  const recurrence::forward_params<recurrence::delta_form<Erases>, Items> params = {
       .in = make_moment_operands(p, m, read),
       .form = make_moment_form<Erases>(p, m),
-      .items = recurrence::work_items(m.table.segments(p.segments), p.tokens()),
+      .items = make_items<Items>(p, m),
       .initial_state = {},
       .final_state = states_of(m.states, p),
       .carry_in = {},
       .carry_out = {},
       .record = {}};
-  return recurrence::launch_forward<recurrence::key_dims>(name, exec, params);
+  return recurrence::launch_forward<Shapes>(name, exec, params);
 }
 
 /// The table of segments, and the keys.
-inline POLYSTATE_HIDDEN status launch_staged_keys(const char* name, const on_cuda& exec, const moment_problem& p,
-                                                  const moment_memory& m, std::int64_t max_visible) {
+inline POLYSTATE_HIDDEN status launch_staged_keys(const char* name, const cuda_policy auto& exec,
+                                                  const moment_problem& p, const moment_memory& m,
+                                                  std::int64_t max_visible) {
   const status s = launch_segment_table(name, exec, p.segments, m.table, max_visible);
   const stage_params keys = {.from = p.key,
                              .to = m.keys,
@@ -131,14 +144,14 @@ inline POLYSTATE_HIDDEN status launch_staged_keys(const char* name, const on_cud
 }
 
 /// Those, and the states of all segments at their ends; with `read` also the running read-outs, whose queries must be
-/// staged before.
-inline POLYSTATE_HIDDEN status launch_moments(const char* name, const on_cuda& exec, const moment_problem& p,
-                                              const moment_memory& m, std::int64_t max_visible,
-                                              const moment_read& read) {
+/// staged before. `Items`: segment_items where the caller has kernels of them in any case.
+template <class Shapes, class Items = recurrence::work_items>
+POLYSTATE_HIDDEN status launch_moments(const char* name, const on_cuda& exec, const moment_problem& p,
+                                       const moment_memory& m, std::int64_t max_visible, const moment_read& read) {
   const status s = launch_staged_keys(name, exec, p, m, max_visible);
   if (!s.ok() || p.tokens() == 0 || p.slots() == 0 || p.heads() == 0) return s;
-  return p.erases ? launch_moment_states<true>(name, exec, p, m, read)
-                  : launch_moment_states<false>(name, exec, p, m, read);
+  return p.erases ? launch_moment_states<Shapes, Items, true>(name, exec, p, m, read)
+                  : launch_moment_states<Shapes, Items, false>(name, exec, p, m, read);
 }
 
 /// A moment problem of the contract's operands.

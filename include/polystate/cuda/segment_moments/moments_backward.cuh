@@ -77,23 +77,21 @@ inline recurrence::backward_plan plan_moments_backward(const moment_problem& p, 
 }
 
 /// From d_states and d_out to the other members of `d`; `query` and the memory are those of the forward.
-inline POLYSTATE_HIDDEN status launch_moments_backward(const char* name, const on_cuda& exec, const moment_problem& p,
-                                                       const moment_memory& m, const float* query,
-                                                       const moment_gradients& d,
-                                                       const recurrence::backward_scratch& scratch) {
+template <class Shapes>
+POLYSTATE_HIDDEN status launch_moments_backward(const char* name, const on_cuda& exec, const moment_problem& p,
+                                                const moment_memory& m, const float* query, const moment_gradients& d,
+                                                const recurrence::backward_scratch& scratch) {
   if (p.slots() == 0 || p.heads() == 0 || p.tokens() == 0) return {};
   const recurrence::backward_plan plan = plan_moments_backward(p, d.d_out != nullptr);
-  using recurrence::key_dims;
   return p.erases
-             ? recurrence::launch_backward<key_dims>(name, exec, make_moment_call<true>(p, m, query, d), plan, scratch)
-             : recurrence::launch_backward<key_dims>(name, exec, make_moment_call<false>(p, m, query, d), plan,
-                                                     scratch);
+             ? recurrence::launch_backward<Shapes>(name, exec, make_moment_call<true>(p, m, query, d), plan, scratch)
+             : recurrence::launch_backward<Shapes>(name, exec, make_moment_call<false>(p, m, query, d), plan, scratch);
 }
 
 /// The gradients of k' and its gates, where the caller wants them; the parts are those of launch_moments_backward().
-inline POLYSTATE_HIDDEN status launch_key_gradients(const char* name, const on_cuda& exec, const moment_problem& p,
-                                                    const moment_gradients& d, const any_element_view<4>& d_k,
-                                                    const tensor_view<float, 3>& d_g,
+inline POLYSTATE_HIDDEN status launch_key_gradients(const char* name, const cuda_policy auto& exec,
+                                                    const moment_problem& p, const moment_gradients& d,
+                                                    const any_element_view<4>& d_k, const tensor_view<float, 3>& d_g,
                                                     const tensor_view<float, 3>& d_beta) {
   const unstage_params keys = {.from = p.key,
                                .parts = {{d.d_key, p.query_pitch()}, {d.d_value, p.rows()}, {}},

@@ -107,7 +107,8 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
   p.gates_to[lane][row] = p.gates[lane](token / p.from.time(), token % p.from.time(), row % p.from.heads());
 }
 
-inline POLYSTATE_HIDDEN status launch_stage_rows(const char* name, const on_cuda& exec, const stage_params& p) {
+inline POLYSTATE_HIDDEN status launch_stage_rows(const char* name, const cuda_policy auto& exec,
+                                                 const stage_params& p) {
   const std::int64_t rows = p.from.dr() == 0 ? 0 : p.from.count();
   return launch(name, exec, grid{.blocks = tiles_of(rows, row_threads / 32), .threads = row_threads},
                 moment_rows_stage_kernel<row_threads>, p);
@@ -167,7 +168,8 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
   }
 }
 
-inline POLYSTATE_HIDDEN status launch_unstage_rows(const char* name, const on_cuda& exec, const unstage_params& p) {
+inline POLYSTATE_HIDDEN status launch_unstage_rows(const char* name, const cuda_policy auto& exec,
+                                                   const unstage_params& p) {
   const std::int64_t rows = p.from.dr() == 0 ? 0 : p.from.count();
   return launch(name, exec, grid{.blocks = tiles_of(rows, row_threads / 32), .threads = row_threads},
                 moment_rows_unstage_kernel<row_threads>, p);

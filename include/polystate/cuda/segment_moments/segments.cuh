@@ -238,8 +238,9 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
 }
 
 /// Fills the table.
-inline POLYSTATE_HIDDEN status launch_segment_table(const char* name, const on_cuda& exec, const segmentation& s,
-                                                    const segment_table& to, std::int64_t max_visible) {
+inline POLYSTATE_HIDDEN status launch_segment_table(const char* name, const cuda_policy auto& exec,
+                                                    const segmentation& s, const segment_table& to,
+                                                    std::int64_t max_visible) {
   const segment_table_params p = {.s = s, .to = to, .max_visible = max_visible};
   const std::int64_t items = s.tokens() > s.slots() ? s.tokens() : s.slots();
   if (items == 0) return {};

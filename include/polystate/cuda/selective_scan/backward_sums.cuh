@@ -82,7 +82,8 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
   if (p.N == 1) sum_over_rows(1, p.d_delta_bias);
 }
 
-inline POLYSTATE_HIDDEN status launch_record_sum(const char* name, const on_cuda& exec, const record_sum_params& p) {
+inline POLYSTATE_HIDDEN status launch_record_sum(const char* name, const cuda_policy auto& exec,
+                                                 const record_sum_params& p) {
   const std::int64_t threads = p.rows * p.D * p.N > p.D * p.N ? p.rows * p.D * p.N : p.D * p.N;
   const grid g{.blocks = tiles_of(threads, sum_threads), .threads = sum_threads};
   return launch(name, exec, g, selective_scan_record_sum_kernel<sum_threads>, p);

@@ -461,23 +461,27 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(threads_of(split{Lanes, State
 }
 
 /// Enqueues y and the final states.
-template <class Data>
+template <class Dims, class Data>
 POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, const forward_params<Data>& p) {
   status s;
   const auto launch_split = [&]<std::size_t Choice>() {
     constexpr int Lanes = splits[Choice].lanes;
     constexpr int States = splits[Choice].states;
-    if (Lanes != p.schedule.lanes.lanes || States != p.schedule.lanes.states) return false;
-    const grid g{.blocks = p.schedule.blocks,
-                 .threads = threads_of(splits[Choice]),
-                 .shared_bytes = sizeof(tile<Data, Lanes, States>)};
-    const bool along_time =
-        p.schedule.moves.access == access::time_vectors || p.schedule.moves.access == access::time_elements;
-    s = launch(name, exec, g,
-               along_time ? selective_scan_fwd_kernel<Data, Lanes, States, true>
-                          : selective_scan_fwd_kernel<Data, Lanes, States, false>,
-               p);
-    return true;
+    if constexpr (!may_meet<Dims>(splits[Choice])) {
+      return false;
+    } else {
+      if (Lanes != p.schedule.lanes.lanes || States != p.schedule.lanes.states) return false;
+      const grid g{.blocks = p.schedule.blocks,
+                   .threads = threads_of(splits[Choice]),
+                   .shared_bytes = sizeof(tile<Data, Lanes, States>)};
+      const bool along_time =
+          p.schedule.moves.access == access::time_vectors || p.schedule.moves.access == access::time_elements;
+      s = launch(name, exec, g,
+                 along_time ? selective_scan_fwd_kernel<Data, Lanes, States, true>
+                            : selective_scan_fwd_kernel<Data, Lanes, States, false>,
+                 p);
+      return true;
+    }
   };
   [&]<std::size_t... Choices>(std::index_sequence<Choices...>) {
     static_cast<void>((launch_split.template operator()<Choices>() || ...));

@@ -45,11 +45,11 @@ template <class Data, class State>
   return count.bytes();
 }
 
-template <class Data, class State>
+template <class Dims, class Data, class State>
 POLYSTATE_HIDDEN status run_forward(const char* name, const on_cuda& exec,
                                     const selective_scan_args<Data, State>& args) {
   forward_plan<Data> plan = plan_forward(args, multiprocessor_count(), exec.batch_invariant);
-  if (!plan.along_time) return launch_forward(name, exec, plan.over_states);
+  if (!plan.along_time) return launch_forward<Dims>(name, exec, plan.over_states);
   const scratch memory(name, exec, forward_bytes(exec, args));
   if (!memory.result().ok()) return memory.result();
   workspace_carver from(memory.data());

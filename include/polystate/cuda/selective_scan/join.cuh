@@ -44,7 +44,7 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
   }
 }
 
-inline POLYSTATE_HIDDEN status launch_join(const char* name, const on_cuda& exec, const join_params& p) {
+inline POLYSTATE_HIDDEN status launch_join(const char* name, const cuda_policy auto& exec, const join_params& p) {
   const grid g{.blocks = tiles_of(p.rows * p.A.size(), join_threads), .threads = join_threads};
   return launch(name, exec, g, selective_scan_join_kernel<join_threads>, p);
 }

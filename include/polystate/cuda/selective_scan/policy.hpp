@@ -25,6 +25,20 @@ struct split {
 /// The splits with a kernel, by capacity; within one from the fewest lanes on. Adding one adds a kernel per type.
 inline constexpr split splits[] = {{1, 8}, {2, 8}, {16, 1}, {4, 8}, {8, 8}, {16, 4}, {16, 8}, {32, 8}};
 
+/// The least capacity of a split that holds N states; 0 if none does.
+constexpr int capacity_for(std::int64_t N) {
+  for (const split& candidate : splits) {
+    if (candidate.capacity() >= N) return candidate.capacity();
+  }
+  return 0;
+}
+
+/// Whether a call may meet a split: the caller's fixed N has those of its capacity.
+template <class Dims>
+constexpr bool may_meet(const split& lanes) {
+  return Dims::size == 0 || lanes.capacity() == capacity_for(Dims::values[0]);
+}
+
 /// A block has lanes x channels threads and walks along time in tiles. Every block fetches all of B and C, so the more
 /// lanes a channel has, the more channels share that work.
 constexpr int channels_of(const split& s) {
@@ -106,10 +120,8 @@ template <class Data, class State>
   // Four blocks of 128 threads on each multiprocessor hide each other's latencies; among the splits that hold N the one
   // with the fewest lanes that still gives three quarters of them, else the one with the most.
   const std::int64_t enough = 3 * static_cast<std::int64_t>(multiprocessors) * 128;
-  int capacity = 0;
   for (const split& candidate : splits) {
-    if (candidate.capacity() < N || (capacity != 0 && candidate.capacity() != capacity)) continue;
-    capacity = candidate.capacity();
+    if (candidate.capacity() != capacity_for(N)) continue;
     s.lanes = candidate;
     s.fills = blocks(candidate, batch_invariant ? 1 : sequences) * threads_of(candidate) >= enough;
     if (s.fills) break;

@@ -2,8 +2,8 @@
 #pragma once
 
 /// @file
-/// What the recurrences' forward kernel walks along for a bank of states, in the place of recurrence::work_items: the
-/// segments of a call, or the blocks of a Fenwick partition. Host and device.
+/// What the recurrences' forward kernel scans for the levels of a Fenwick partition, in the place of
+/// recurrence::work_items: pairs of blocks. Host and device.
 
 #include <polystate/core/macros.hpp>
 #include <polystate/core/sequences.hpp>
@@ -18,22 +18,13 @@ namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda:
 /// At level n >= 1 of a Fenwick partition a token sees the block of 2^(n-1) tokens whose right sibling it is in. The
 /// item is the pair of siblings: the state takes up the left one, and goes through the right one, where it is read,
 /// without further writes. Tokens are counted from the start of their sequence.
-class layer_items {
+class level_items {
  public:
-  layer_items() = default;
+  level_items() = default;
 
-  /// The segments, whose first tokens, counted over all batch entries, are begins (slots+1, on the device).
-  static layer_items of_segments(const std::int32_t* begins, std::int64_t slots, std::int64_t time) {
-    layer_items r;
-    r.kind_ = kind::segments;
-    r.begins_ = begins;
-    r.time_ = time;
-    r.size_ = slots;
-    return r;
-  }
   /// All pairs of blocks of a level.
-  static layer_items of_level(const sequences& all, std::int64_t time, int level) {
-    layer_items r;
+  static level_items of_level(const sequences& all, std::int64_t time, int level) {
+    level_items r;
     r.kind_ = kind::pairs;
     r.all_ = all;
     r.time_ = time;
@@ -42,8 +33,8 @@ class layer_items {
     return r;
   }
   /// Of every sequence and each of `levels` levels the block that its last token sees: item s * levels + n.
-  static layer_items of_last_tokens(const sequences& all, std::int64_t time, std::int64_t levels) {
-    layer_items r;
+  static level_items of_last_tokens(const sequences& all, std::int64_t time, std::int64_t levels) {
+    level_items r;
     r.kind_ = kind::last_tokens;
     r.all_ = all;
     r.time_ = time;
@@ -61,10 +52,9 @@ class layer_items {
     return tokens_of(i).silent_from;
   }
 
-  /// An empty segment has no state, and a pair without a right sibling is not read; a level that no token sees is 0.
+  /// A pair without a right sibling is not read; a level that no token sees is 0.
   [[nodiscard]] POLYSTATE_HOST_DEVICE bool active(std::int64_t i) const {
     const item it = tokens_of(i);
-    if (kind_ == kind::segments) return it.range.size() > 0;
     return kind_ == kind::last_tokens || it.silent_from < it.range.end;
   }
   [[nodiscard]] POLYSTATE_HOST_DEVICE static constexpr bool starts(std::int64_t) { return true; }
@@ -78,7 +68,7 @@ class layer_items {
   }
 
  private:
-  enum class kind { segments, pairs, last_tokens };
+  enum class kind { pairs, last_tokens };
   struct item {
     token_range range;
     std::int64_t silent_from;
@@ -96,12 +86,6 @@ class layer_items {
   }
 
   [[nodiscard]] POLYSTATE_HOST_DEVICE item tokens_of(std::int64_t i) const {
-    if (kind_ == kind::segments) {
-      const std::int64_t batch = begins_[i] / time_;
-      std::int64_t end = begins_[i + 1] - batch * time_;
-      if (end > time_) end = time_;  // boundaries that are none
-      return {{batch, begins_[i] - batch * time_, end}, end};
-    }
     if (kind_ == kind::last_tokens) {
       const token_range whole = all_[i / levels_];
       const std::int64_t last = whole.size() - 1;
@@ -132,9 +116,8 @@ class layer_items {
     return within(all_[s], begin, begin + half, begin + 2 * half);
   }
 
-  kind kind_ = kind::segments;
+  kind kind_ = kind::pairs;
   sequences all_;
-  const std::int32_t* begins_ = nullptr;
   std::int64_t time_ = 0;
   std::int64_t levels_ = 0;
   std::int64_t size_ = 0;
