@@ -29,16 +29,20 @@ require_packages() {
     as_root=(sudo)
   fi
   say "installing ${missing[*]}"
-  local log
+  local log still
   log=$(mktemp)
+  while sleep 25; do say "still installing"; done &
+  still=$!
   if ! { "${as_root[@]}" apt-get update &&
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}"; } \
     >"$log" 2>&1; then
+    kill "$still"
     tail -n 20 "$log" >&2
     rm -f "$log"
     say "apt-get failed; as root, run: apt-get update && apt-get install -y ${missing[*]}" >&2
     return 1
   fi
+  kill "$still"
   rm -f "$log"
 }
 

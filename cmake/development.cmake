@@ -45,6 +45,12 @@ endfunction()
 if(POLYSTATE_CUDA)
   # Each architecture costs the suite a quarter more time: some programs add 80-real, the floor.
   set(POLYSTATE_CUDA_ARCHITECTURES "90a-real" CACHE STRING "Architectures of our own CUDA programs")
+  # tests/gpu/device_code.py reads the code in our programs.
+  target_compile_options(polystate_development INTERFACE $<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:--no-compress>)
+  set(polystate_exclude_cuda "")
+  if(NOT POLYSTATE_CUDA_PROGRAMS)
+    set(polystate_exclude_cuda EXCLUDE_FROM_ALL)
+  endif()
 endif()
 
 # For a folder whose .cu units have host code that runs once: nvcc's -O is the host compiler's, and comes behind any other
@@ -53,10 +59,10 @@ macro(polystate_compile_cuda_host_code_quickly)
   string(REPLACE "-O3" "-O1" CMAKE_CUDA_FLAGS_RELEASE "${CMAKE_CUDA_FLAGS_RELEASE}")
 endmacro()
 
-# A .cu program. Host helpers that need Eigen (the reference) go into .cpp files of HOST_SOURCES: a .cu never sees Eigen.
+# A .cu program, in the target all with POLYSTATE_CUDA_PROGRAMS. Host helpers that need Eigen (the reference) go into .cpp files of HOST_SOURCES: a .cu never sees Eigen.
 function(polystate_add_cuda_program name)
   cmake_parse_arguments(arg "" "" "SOURCES;HOST_SOURCES;LIBRARIES" ${ARGN})
-  add_executable(${name} ${arg_SOURCES} ${arg_HOST_SOURCES})
+  add_executable(${name} ${polystate_exclude_cuda} ${arg_SOURCES} ${arg_HOST_SOURCES})
   set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${POLYSTATE_CUDA_ARCHITECTURES}")
   target_link_libraries(${name} PRIVATE polystate::polystate polystate::cuda polystate_development Threads::Threads
                                         ${arg_LIBRARIES})

@@ -49,8 +49,6 @@ constexpr row rows[] = {
     {"causal_conv1d", "cuda", pass::backward, &cuda::causal_conv1d_backward},
     {"selective_scan", "cuda", pass::forward, &cuda::selective_scan},
     {"selective_scan", "cuda", pass::backward, &cuda::selective_scan_backward},
-#endif
-#if defined(REPLAY_CUDA_SLOW_UNITS)
     {"gated_delta_rule", "cuda", pass::forward, &cuda::gated_delta_rule},
     {"gated_delta_rule", "cuda", pass::backward, &cuda::gated_delta_rule_backward},
     {"log_linear", "cuda", pass::forward, &cuda::log_linear},

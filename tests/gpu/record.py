@@ -2,15 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of what was verified on a GPU: tests/gpu_verified.json.
 
+  record.py verify [--build BUILD]   anywhere: one line a program, then the line "CUDA programs: N"
+  record.py stale BUILD              the programs of a build folder that verify has to compile, one path a line
+  record.py renew BUILD              without a GPU: takes over changed sources where the device code is the same
   record.py hashes BUILD [...]       on the building machine: builds and lists the CUDA test programs of a folder
   record.py write BUILD [...]        on the machine with the GPU: runs them and writes the record (tests/gpu/run.sh)
-  record.py verify [--build BUILD]   anywhere: one line a program, then the line "CUDA programs: N"
 
-A program is verified while the files that it is compiled from are those of its recorded run, every test of that
-run passed or was skipped with at least one passed, and no sanitizer reported an error. With --build the files are
-those of the compiler's dependency files, which also finds programs that the record does not know; without, and for
-programs that the build leaves out, those that the record lists, which is as good for the programs that it knows: to
-include another file, one of them must change.
+A program is verified while every test of its recorded run passed or was skipped with at least one passed, no sanitizer
+reported an error, and either
+  - the text that it is compiled from, options and nvcc are those of that run. Comments, white space and include lines do
+    not count (source_text.py). Nothing is compiled to find that out; or
+  - its device code, compiled now by the same nvcc, is that of the run (device_code.py).
+So a change of host code or of a test's text costs nothing but compiling. Without --build nothing is compiled, and options
+and nvcc are not known: verify then looks at the text alone, of the sources that the record lists.
 """
 
 import argparse
@@ -19,121 +23,16 @@ import datetime
 import json
 import pathlib
 import re
-import shutil
-import subprocess
 import sys
-import time
 
+import bundle
+import gpu_runs
 import programs
-
-sys.path.insert(0, str(programs.ROOT / "tests" / "support"))
-import googletest  # noqa: E402
+import record_file
+import source_text
 
 RECORD = programs.ROOT / "tests" / "gpu_verified.json"
-MUTANTS = "gpu_mutants.json"  # in the build folder, by tests/mutants/CMakeLists.txt
-FORMAT = "polystate-gpu-record-1"
-# GoogleTest patterns know no character classes: this is "sanitizer", with either capital, or all capitals.
-SANITIZER_FILTER = "*anitizer*:*SANITIZER*"
-SANITIZERS = {
-    "memcheck": ["--tool", "memcheck"],
-    "racecheck": ["--tool", "racecheck", "--racecheck-report", "all"],
-    "initcheck": ["--tool", "initcheck"],
-}
-SANITIZER_ERROR = 86  # an exit status of neither GoogleTest nor a signal
-
-
-def read_record(path):
-    try:
-        record = json.loads(pathlib.Path(path).read_text())
-    except FileNotFoundError:
-        return {"format": FORMAT, "programs": {}, "mutants": {}}
-    if record.get("format") != FORMAT:
-        raise SystemExit(f"{path}: not a {FORMAT} file")
-    return record
-
-
-def write_record(path, record):
-    record["programs"] = dict(sorted(record["programs"].items()))
-    text = json.dumps(record, indent=1) + "\n"
-    # One line a test.
-    text = re.sub(r'\{\s+("name": [^{}]*?)\s+\}', lambda m: "{" + re.sub(r",\s+", ", ", m.group(1)) + "}", text)
-    pathlib.Path(path).write_text(text)
-
-
-def device_and_driver():
-    answer = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
-                            stdout=subprocess.PIPE, check=True).stdout.decode().splitlines()
-    device, driver = (part.strip() for part in answer[0].rsplit(",", 1))
-    return device, driver
-
-
-def find_sanitizer():
-    for candidate in ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer"):
-        if shutil.which(candidate):
-            return shutil.which(candidate)
-    raise SystemExit("compute-sanitizer not found; --no-sanitizer runs the tests without it")
-
-
-def run_command(command):
-    """A command that is no GoogleTest program, as a run of one test."""
-    started = time.monotonic()
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=programs.ROOT, check=False)
-    outcome = {0: "passed", 77: "skipped"}.get(done.returncode, "failed")
-    test = {"name": "command", "seconds": round(time.monotonic() - started, 3), "outcome": outcome}
-    return googletest.Run(done.returncode, done.stdout.decode(errors="replace"), True, [test])
-
-
-def sanitize(sanitizer, tool, program):
-    done = googletest.run(program, SANITIZER_FILTER, timeout=1800, prefix=[
-        sanitizer, *SANITIZERS[tool], "--error-exitcode", str(SANITIZER_ERROR)])
-    summaries = re.findall(r"=+ (?:\w+ )?SUMMARY: (.*)", done.output)
-    clean = done.outcome() == "passed" and bool(summaries) and all(s.startswith("0 ") for s in summaries)
-    return {"tests": len(done.tests), "clean": clean,
-            "summary": "; ".join(summaries) or "no summary"}, "" if clean else done.output[-8000:]
-
-
-def run_program(name, command, sanitizer, known):
-    """The program's entry in the record, and what is to be said of it."""
-    path, *arguments = command
-    done = run_command(command) if arguments else googletest.run(path, timeout=3600)
-    outcome = done.outcome()
-    said = [f"-- {name}"] + ([done.output[-8000:]] if outcome != "passed" else [])
-    entry = {**known, "outcome": outcome, "sanitizer": {}, "tests": done.tests}
-    if sanitizer and outcome == "passed" and not arguments and googletest.list_tests(path, SANITIZER_FILTER):
-        for tool in SANITIZERS:
-            result, output = sanitize(sanitizer, tool, path)
-            entry["sanitizer"][tool] = result
-            said += ([output] if output else []) + [f"   {tool}: {result['tests']} tests, {result['summary']}"]
-    counts = ", ".join(f"{len(done.named(kind))} {kind}" for kind in ("passed", "failed", "skipped"))
-    return entry, "\n".join([*said, f"   {outcome}: {counts}"])
-
-
-def known_mutants(build):
-    """name -> path of its program in the build folder"""
-    return json.loads((build / MUTANTS).read_text())
-
-
-def run_mutants(build, wanted, jobs):
-    """name -> whether its tests failed, by assertions, as they must."""
-    def run(path):
-        if not (build / path).exists():
-            raise SystemExit(f"{build / path}: not there; build the target gpu_mutants")
-        return googletest.run(build / path, timeout=3600)
-
-    results = {}
-    paths = {name: path for name, path in known_mutants(build).items() if not wanted or re.search(wanted, name)}
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for name, done in zip(paths, pool.map(run, paths.values())):
-            red = done.reported and bool(done.named("failed"))
-            results[name] = {"red": red, "failed_tests": done.named("failed")[:8]}
-            print(f"-- mutant {name}: " + ("red" if red else f"NOT RED ({done.outcome()})"), flush=True)
-            if not red:
-                print(done.output[-4000:])
-    return results
-
-
-def good(entry):
-    return entry["outcome"] == "passed" and all(result["clean"] for result in entry["sanitizer"].values())
+COMPILED_FROM = ("sources", "text", "options")  # of a described program, in its entry
 
 
 def command_hashes(options):
@@ -142,31 +41,27 @@ def command_hashes(options):
     (build / programs.LISTING).write_text(json.dumps(listing, indent=1) + "\n")
     print(f"{len(listing['programs'])} CUDA test programs: {build / programs.LISTING}")
     if options.bundle:
-        mutants = known_mutants(build).values()
-        kept = [programs.LISTING, MUTANTS, *(p["path"] for p in listing["programs"].values()),
-                *(path for path in mutants if (build / path).exists())]
-        shutil.rmtree(options.bundle, ignore_errors=True)
-        for name in dict.fromkeys(kept):
-            target = pathlib.Path(options.bundle) / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(build / name, target)
-        print(f"{len(set(kept))} files to carry: {options.bundle}")
+        ran = {program["path"] for program in listing["programs"].values()}
+        mutants = {path for path in gpu_runs.known_mutants(build).values() if (build / path).exists()}
+        carried = sorted(ran | mutants, key=lambda path: path.rpartition("/")[2].removeprefix("mutant_"))
+        size = bundle.make(build, [programs.LISTING, gpu_runs.MUTANTS], carried, options.bundle)
+        print(f"{len(carried)} programs to carry, {size / 2**20:.1f} MiB: {options.bundle}")
     return 0
 
 
 def command_write(options):
-    build = pathlib.Path(options.build).resolve()
+    build = bundle.folder_of(options.build, programs.ROOT / "build" / "gpu_bundle")
     listing = json.loads((build / programs.LISTING).read_text())
-    stale = [name for name, p in listing["programs"].items() if programs.hash_of(p["files"]) != p["hash"]]
-    if stale:
-        raise SystemExit(f"sources changed since {build} was built: {', '.join(stale)}")
+    tree = source_text.Tree(programs.ROOT)
+    changed = [name for name, p in listing["programs"].items() if tree.hash(p["sources"]) != p["text"]]
+    if changed:
+        raise SystemExit(f"sources changed since {build} was built: {', '.join(changed)}")
 
-    device, driver = device_and_driver()
+    device, driver = gpu_runs.device_and_driver()
     circumstances = {"device": device, "driver": driver, "nvcc": listing["nvcc"],
                      "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat()}
-    sanitizer = None if options.no_sanitizer else find_sanitizer()
-    record = read_record(options.record)
-    record.update(circumstances)
+    sanitizer = None if options.no_sanitizer else gpu_runs.find_sanitizer()
+    record = record_file.read(options.record)
     # Programs that were not run now keep the circumstances of their own last run; those that are gone leave.
     record["programs"] = {name: entry for name, entry in record["programs"].items() if name in listing["programs"]}
 
@@ -174,22 +69,23 @@ def command_write(options):
     wanted = {name: p for name, p in listing["programs"].items()
               if not options.only or re.search(options.only, name)}
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        runs = {pool.submit(run_program, name, programs.command(build, p), sanitizer,
-                            {**circumstances, "hash": p["hash"], "files": p["files"]}): name
+        runs = {pool.submit(gpu_runs.run_program, name, programs.command(build, p), sanitizer): name
                 for name, p in wanted.items()}
         for run in concurrent.futures.as_completed(runs):
             entry, said = run.result()
             print(said, flush=True)
-            record["programs"][runs[run]] = entry
-            write_record(options.record, record)  # after each, so that a run that is cut short leaves what it saw
-            failed += [] if good(entry) else [runs[run]]
+            name = runs[run]
+            compiled = {key: wanted[name][key] for key in (*COMPILED_FROM, "sass")}
+            record["programs"][name] = {**circumstances, **entry, **compiled}
+            record_file.write(options.record, record)  # after each: a run that is cut short leaves what it saw
+            failed += [] if record_file.good(entry) else [name]
     if options.mutants:
-        results = run_mutants(build, options.only_mutants, options.jobs)
-        record["mutants"] = {name: entry for name, entry in record["mutants"].items() if name in known_mutants(build)}
-        record["mutants"].update({name: {**result, **circumstances} for name, result in results.items()})
+        results = gpu_runs.run_mutants(build, options.only_mutants, options.jobs)
+        known = gpu_runs.known_mutants(build)
+        record["mutants"] = {name: entry for name, entry in record["mutants"].items() if name in known}
+        record["mutants"].update({name: {**circumstances, **result} for name, result in results.items()})
         failed += [f"mutant {name}" for name, result in results.items() if not result["red"]]
-
-        write_record(options.record, record)
+        record_file.write(options.record, record)
 
     print(f"-- {device}, driver {driver}, nvcc {listing['nvcc']}: written to {options.record}")
     if failed:
@@ -197,27 +93,55 @@ def command_write(options):
     return 1 if failed else 0
 
 
-def verdict(entry, current_hash):
-    if entry is None:
-        return "UNVERIFIED (not in the record)"
-    if current_hash is None or current_hash != entry["hash"]:
-        return f"UNVERIFIED (sources changed since {entry['device']}, {entry['date']})"
-    if not good(entry):
-        return f"UNVERIFIED (not clean on {entry['device']}, {entry['date']})"
-    return f"verified on {entry['device']}, {entry['date']}"
+def command_stale(options):
+    build = pathlib.Path(options.build)
+    recorded = record_file.read(options.record)["programs"]
+    stale = record_file.stale(recorded, programs.described(build), programs.nvcc_release(build))
+    for path in sorted({program["path"] for program in stale.values()}):
+        print(path)
+    return 0
+
+
+def known_by_record(recorded):
+    """The recorded programs as they are now, as far as it is known without a build."""
+    tree = source_text.Tree(programs.ROOT)
+    return {name: {"text": tree.hash(entry["sources"])} for name, entry in recorded.items()}
 
 
 def command_verify(options):
-    recorded = read_record(options.record)["programs"]
-    current = {name: programs.hash_of(entry["files"]) for name, entry in recorded.items()}
+    recorded = record_file.read(options.record)["programs"]
+    current, nvcc, code = known_by_record(recorded), None, {}
     if options.build:
-        for name, p in programs.listed(options.build)["programs"].items():
-            # A build with fewer units of a program than the recorded one knows of the others by the record.
-            if name not in recorded or not set(p["files"]) <= set(recorded[name]["files"]):
-                current[name] = p["hash"]
-    for name, current_hash in sorted(current.items()):
-        print(f"   {name}: {verdict(recorded.get(name), current_hash)}")
+        build = pathlib.Path(options.build)
+        nvcc = programs.nvcc_release(build)
+        described = programs.described(build)
+        code = programs.built(build, record_file.stale(recorded, described, nvcc).values())
+        current.update(described)
+    for name, program in sorted(current.items()):
+        release = nvcc if "path" in program else None
+        said = record_file.verdict(recorded.get(name), program, release, code.get(program.get("path")))
+        print(f"   {name}: {said}")
     print(f"CUDA programs: {len(current)}")
+    return 0
+
+
+def command_renew(options):
+    build = pathlib.Path(options.build)
+    record = record_file.read(options.record)
+    recorded, nvcc = record["programs"], programs.nvcc_release(build)
+    described = programs.described(build)
+    stale = record_file.stale(recorded, described, nvcc)
+    code = programs.built(build, [program for name, program in stale.items() if name in recorded])
+    renewed = [name for name, program in stale.items()
+               if name in recorded and record_file.same_code(recorded[name], code[program["path"]], nvcc)]
+    for name in renewed:
+        recorded[name].update({key: stale[name][key] for key in COMPILED_FROM})
+    if renewed:
+        record_file.write(options.record, record)
+    for name in sorted(stale):
+        print(f"   {name}: {'renewed' if name in renewed else 'needs a GPU'}")
+    print(f"{len(described) - len(stale)} programs unchanged, {len(renewed)} renewed, "
+          f"{len(stale) - len(renewed)} need a GPU")
     return 0
 
 
@@ -225,25 +149,27 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
 
-    hashes = commands.add_parser("hashes")
-    hashes.add_argument("build")
-    hashes.add_argument("--bundle", metavar="DIR", help="copies what another machine needs of the folder to DIR")
-    hashes.set_defaults(command=command_hashes)
+    def add(name, run):
+        command = commands.add_parser(name)
+        command.add_argument("--record", default=RECORD)
+        command.set_defaults(command=run)
+        return command
 
-    write = commands.add_parser("write")
+    for name, run in (("stale", command_stale), ("renew", command_renew)):
+        add(name, run).add_argument("build")
+    add("verify", command_verify).add_argument("--build")
+
+    hashes = add("hashes", command_hashes)
+    hashes.add_argument("build")
+    hashes.add_argument("--bundle", metavar="TARGET", help="copies what another machine needs to this folder or .tar.xz file")
+
+    write = add("write", command_write)
     write.add_argument("build")
-    write.add_argument("--record", default=RECORD)
     write.add_argument("--no-sanitizer", action="store_true")
     write.add_argument("--only", metavar="REGEX", help="of the programs, those whose name it finds")
     write.add_argument("--jobs", type=int, default=1, help="programs at once")
     write.add_argument("--mutants", action="store_true", help="also the CUDA mutants, which must be red")
     write.add_argument("--only-mutants", metavar="REGEX")
-    write.set_defaults(command=command_write)
-
-    verify = commands.add_parser("verify")
-    verify.add_argument("--record", default=RECORD)
-    verify.add_argument("--build")
-    verify.set_defaults(command=command_verify)
 
     options = parser.parse_args()
     return options.command(options)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/gpu/run.sh [OPTION...]: runs the CUDA tests on this machine's GPU and writes the record of it.
 #
-#   --prebuilt DIR        a build folder made elsewhere (below) instead of building here
+#   --prebuilt BUNDLE     programs built elsewhere (below) instead of building here: a folder, or a .tar.xz file
 #   --record FILE         where the record goes; default tests/gpu_verified.json. Programs not run now keep their
 #                         entries
 #   --only REGEX          of the programs, those whose name it finds
@@ -16,13 +16,12 @@
 # name the small cases so (TEST(causal_conv1d_cuda, sanitizer_packed)), since a sanitizer makes a test 10 to 100
 # times slower. A program without such a test is not sanitized. Exit status 0: everything passed, was clean, was red.
 #
-# To build on a machine without a GPU, then carry the folder over (it needs bash, python3, nvidia-smi and
+# To build on a machine without a GPU, then carry the bundle over (it needs bash, python3, nvidia-smi and
 # compute-sanitizer there; the sources must be the same):
-#   cmake -S . -B build/gpu -G Ninja -DPOLYSTATE_CUDA=ON -DPOLYSTATE_CUDA_SLOW_UNITS=ON \
-#     && cmake --build build/gpu
+#   cmake -S . -B build/gpu -G Ninja -DPOLYSTATE_CUDA=ON
 #   cmake --build build/gpu --target gpu_mutants       # for --mutants
-#   tests/gpu/record.py hashes build/gpu --bundle build/gpu_bundle
-#   tests/gpu/run.sh --prebuilt build/gpu_bundle       # there
+#   tests/gpu/record.py hashes build/gpu --bundle build/gpu.tar.xz   # builds the programs
+#   tests/gpu/run.sh --prebuilt build/gpu.tar.xz       # there
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
@@ -32,7 +31,7 @@ source "$root/cmake/debian_packages.sh"
 prebuilt='' mutants=0 arguments=()
 while [[ $# -gt 0 ]]; do
   case $1 in
-    --prebuilt) prebuilt=${2:?--prebuilt needs a folder}; shift ;;
+    --prebuilt) prebuilt=${2:?--prebuilt needs a bundle}; shift ;;
     --mutants) mutants=1; arguments+=("$1") ;;
     --no-sanitizer) arguments+=("$1") ;;
     --record | --only | --only-mutants | --jobs) arguments+=("$1" "${2:?$1 needs a value}"); shift ;;
@@ -53,9 +52,8 @@ if [[ -z $build ]]; then
   drop_moved_build "$root" "$build"
   say "building the CUDA tests in $build"
   quietly "$build/configure.log" cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DPOLYSTATE_CUDA=ON \
-    -DPOLYSTATE_CUDA_SLOW_UNITS=ON -DPOLYSTATE_BUILD_TESTS=ON
-  quietly "$build/build.log" cmake --build "$build"
+    -DPOLYSTATE_BUILD_TESTS=ON
   if [[ $mutants -eq 1 ]]; then quietly "$build/mutants.log" cmake --build "$build" --target gpu_mutants; fi
-  "$root/tests/gpu/record.py" hashes "$build"
+  "$root/tests/gpu/record.py" hashes "$build"  # builds the programs
 fi
 exec "$root/tests/gpu/record.py" write "$build" "${arguments[@]}"

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the patches here become; the format of a patch stands in CMakeLists.txt.
+# What the mutants here become; their format stands in CMakeLists.txt.
 
 find_package(Python3 COMPONENTS Interpreter)
-find_program(POLYSTATE_PATCH patch)
-if(NOT Python3_FOUND OR NOT POLYSTATE_PATCH)
-  message(STATUS "polystate: no mutants (they need Debian's python3 and patch)")
+if(NOT Python3_FOUND)
+  message(STATUS "polystate: no mutants (they need Debian's python3)")
   return()
 endif()
 set(mutant_py ${CMAKE_CURRENT_LIST_DIR}/mutant.py)
 set(mutants_dir ${PROJECT_BINARY_DIR}/mutants)
 file(GLOB_RECURSE headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/*.hpp ${PROJECT_SOURCE_DIR}/include/*.cuh)
-file(GLOB patches CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.patch)
+file(GLOB mutants CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.mutant)
+
+# In the default suite, since they compile nothing.
+add_test(NAME mutant_files.apply COMMAND Python3::Interpreter -B ${mutant_py} check ${mutants})
+add_test(NAME mutant_files.format COMMAND Python3::Interpreter -B ${CMAKE_CURRENT_LIST_DIR}/mutant_test.py)
 
 add_custom_target(mutants)
 add_custom_target(gpu_mutants)
@@ -44,17 +47,17 @@ endfunction()
 
 set(gpu_listing "{}")
 set(unmutated "")
-foreach(patch IN LISTS patches)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${patch})
-  get_filename_component(name ${patch} NAME_WE)
-  file(STRINGS ${patch} test REGEX "^(CUDA test|Test): ")
+foreach(mutant IN LISTS mutants)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${mutant})
+  get_filename_component(name ${mutant} NAME_WE)
+  file(STRINGS ${mutant} test REGEX "^(CUDA test|Test): ")
   if(NOT test MATCHES "^(CUDA test|Test): *([A-Za-z0-9_]+)$")
-    message(FATAL_ERROR "${patch} names no test program: it needs one line \"Test:\" or \"CUDA test:\"")
+    message(FATAL_ERROR "${mutant} names no test program: it needs one line \"Test:\" or \"CUDA test:\"")
   endif()
   set(kind ${CMAKE_MATCH_1})
   set(original ${CMAKE_MATCH_2})
   if(kind STREQUAL "CUDA test")
-    if(NOT POLYSTATE_CUDA OR (NOT TARGET ${original} AND NOT POLYSTATE_CUDA_SLOW_UNITS))
+    if(NOT POLYSTATE_CUDA)
       continue()
     endif()
     set(group gpu_mutants)
@@ -62,15 +65,15 @@ foreach(patch IN LISTS patches)
     set(group mutants)
   endif()
   if(NOT TARGET ${original})
-    message(FATAL_ERROR "${patch}: there is no test program ${original}")
+    message(FATAL_ERROR "${mutant}: there is no test program ${original}")
   endif()
 
   mutant_program(mutant_${name} ${original} ${group})
   set(copy ${mutants_dir}/include/${name})
   add_custom_command(OUTPUT ${copy}.stamp
-                     COMMAND Python3::Interpreter ${mutant_py} prepare ${patch} ${PROJECT_SOURCE_DIR}/include ${copy}
+                     COMMAND Python3::Interpreter ${mutant_py} prepare ${mutant} ${PROJECT_SOURCE_DIR}/include ${copy}
                      COMMAND ${CMAKE_COMMAND} -E touch ${copy}.stamp
-                     DEPENDS ${patch} ${mutant_py} ${headers} VERBATIM)
+                     DEPENDS ${mutant} ${mutant_py} ${headers} VERBATIM)
   add_custom_target(mutant_${name}_headers DEPENDS ${copy}.stamp)
   add_dependencies(mutant_${name} mutant_${name}_headers)
   target_include_directories(mutant_${name} BEFORE PRIVATE ${copy})
@@ -79,7 +82,7 @@ foreach(patch IN LISTS patches)
     string(JSON gpu_listing SET ${gpu_listing} ${name} "\"mutants/mutant_${name}\"")
   else()
     mutant_test(${name} red mutant_${name})
-    # Red means something only where the same program is green without the patch: once a program.
+    # Red means something only where the same program is green without the mutant: once a program.
     if(NOT original IN_LIST unmutated)
       list(APPEND unmutated ${original})
       mutant_program(unmutated_${original} ${original} mutants)
