@@ -191,6 +191,9 @@ template <class Dims = dims<>, class Data>
 /// cuda:      float, half, bfloat16; asynchronous on exec.stream. Contents of cu_seqlens are clamped into 0 .. T;
 ///            validate() reports them.
 ///
+/// Tokens behind the last entry of cu_seqlens are of no sequence: the reference refuses them, on CUDA their outputs and
+/// gradients are 0 and they add to no sum; the first entry counts as 0. validate(exec, args) refuses both.
+///
 /// causal_conv1d<dims<4>>(exec, args) compiles that W alone and refuses others.
 ///
 /// Throws argument_error when check() fails, before any write; cuda_error when a launch fails. Deterministic.

@@ -471,6 +471,11 @@ template <class Dims = dims<>, class Data, class Rule, class Router, class State
 ///            multi_state_limits; scratch for the states of all segments (those that S cannot take), for what a token
 ///            reads of its own segment, and for weights: workspace_bytes(exec, args).
 ///
+/// Tokens behind the last entry of cu_seqlens are of no sequence: the reference refuses them, on CUDA their outputs and
+/// gradients are 0 and they add to no sum; the first entry counts as 0. validate(exec, args) refuses both.
+///
+/// Rows that are normalised (qk_l2norm, qkp_l2norm): on CUDA the range of their squares is that of gated_delta_rule().
+///
 /// Throws argument_error when check() fails, or on the reference when kept raw position weights sum to 0, before any
 /// write; cuda_error when a launch fails. Contents that on_cuda reads on the device are clamped to the operands, and
 /// validate(exec, args) checks them. Deterministic. Thread-safe. A NaN stays in its sequence and in the heads that read

@@ -226,6 +226,9 @@ template <class Dims = dims<>, class Data, class Separation>
 /// cuda:      asynchronous on exec.stream, float sums; float, half and bfloat16 data, dr up to 512; scratch from
 /// exec.workspace, or allocated in the order of the stream: workspace_bytes(exec, args).
 ///
+/// Tokens behind the last entry of cu_seqlens are of no sequence: the reference refuses them, on CUDA their outputs and
+/// gradients are 0 and they add to no sum; the first entry counts as 0. validate(exec, args) refuses both.
+///
 /// segment_moments<dims<128>>(exec, args) compiles that dr alone and refuses others.
 ///
 /// Throws argument_error when check() fails, before any write; cuda_error when a launch fails. Deterministic.

@@ -223,6 +223,9 @@ template <class Dims = dims<>, class Data, class State>
 ///
 /// cuda: N up to 256, sums in float; scratch memory, if time is cut over blocks, as workspace_bytes() tells.
 ///
+/// Tokens behind the last entry of cu_seqlens are of no sequence: the reference refuses them, on CUDA their outputs and
+/// gradients are 0 and they add to no sum; the first entry counts as 0. validate(exec, args) refuses both.
+///
 /// selective_scan<dims<16>>(exec, args) compiles that N alone and refuses others.
 ///
 /// Throws argument_error when check() fails, before any write. Deterministic. Thread-safe. A NaN in u, delta

@@ -284,6 +284,9 @@ template <class Dims = dims<>, class Data, class State>
 /// reference: serial, the definition above as written, in compute_t<Data>; any scalar type.
 /// cuda:      asynchronous on exec.stream, float sums; float, half and bfloat16 data and states, P and N up to 512.
 ///
+/// Tokens behind the last entry of cu_seqlens are of no sequence: the reference refuses them, on CUDA their outputs and
+/// gradients are 0 and they add to no sum; the first entry counts as 0. validate(exec, args) refuses both.
+///
 /// ssd<dims<64, 128>>(exec, args) compiles that shape (P, N) alone and refuses others.
 ///
 /// Throws argument_error when check() fails, before any write; cuda_error when a launch fails. Deterministic.

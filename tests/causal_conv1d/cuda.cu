@@ -233,7 +233,7 @@ TEST(CausalConv1dCuda, FixedDims) {
   same(std::integral_constant<int, 6>{});  // any width has the general kernels
 }
 
-// Tokens behind the last offset are of no sequence: their outputs are 0, and final states end before them.
+// bugs B166: tokens behind the last offset are of no sequence: their outputs are 0, and final states end before them.
 TEST(CausalConv1dCuda, RowsOfNoSequence) {
   std::mt19937 rng(28);
   for (const auto& memory : {channel_last, channel_first}) {

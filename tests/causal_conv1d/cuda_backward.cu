@@ -338,7 +338,7 @@ TEST(CausalConv1dCudaBackward, AbsentUpstreamIsZero) {
 }
 
 // bugs F11: twenty runs, bit for bit.
-// Tokens behind the last offset are of no sequence: their gradients are 0, and they add to none.
+// bugs B166: tokens behind the last offset are of no sequence: their gradients are 0, and they add to none.
 TEST(CausalConv1dCudaBackward, RowsOfNoSequence) {
   std::mt19937 rng(38);
   for (const auto& memory : {channel_last, channel_first}) {

@@ -208,7 +208,7 @@ TYPED_TEST(GatedDeltaRuleCuda, NanStaysInItsHead) {
   }
 }
 
-// An infinite state stays and reads as what the definition makes of it, and reaches no other row.
+// bugs B175: an infinite state stays and reads as what the definition makes of it, and reaches no other row.
 TYPED_TEST(GatedDeltaRuleCuda, InfiniteState) {
   std::mt19937 rng(51);
   delta_problem<TypeParam, rule::gated> p(delta_shape{.B = 1, .T = 3, .HK = 1, .HV = 1, .dk = 8, .dv = 4}, rng);
@@ -216,7 +216,7 @@ TYPED_TEST(GatedDeltaRuleCuda, InfiniteState) {
   judge(on_device(p), p);
 }
 
-// Where nothing is written nothing is added, not even 0 times what has left the range of float.
+// bugs B175: where nothing is written nothing is added, not even 0 times what has left the range of float.
 TYPED_TEST(GatedDeltaRuleCuda, NothingIsAddedWhereNothingIsWritten) {
   std::mt19937 rng(55);
   delta_problem<TypeParam, rule::gated_delta> p(delta_shape{.B = 1, .T = 40, .HK = 1, .HV = 1, .dk = 1, .dv = 1}, rng);
@@ -263,7 +263,7 @@ TYPED_TEST(GatedDeltaRuleCuda, RowsThatFloatCannotSquare) {
   EXPECT_TRUE(validated().ok());
 }
 
-// A launch that asks for more shared memory than a kernel has without asking leaves the user's last error alone.
+// bugs B179: a launch that asks for more shared memory than a kernel has without asking leaves the user's last error alone.
 TYPED_TEST(GatedDeltaRuleCuda, LastErrorOfTheUser) {
   std::mt19937 rng(57);
   const delta_problem<TypeParam, rule::gated_delta> p(
@@ -278,7 +278,7 @@ TYPED_TEST(GatedDeltaRuleCuda, LastErrorOfTheUser) {
   POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
 }
 
-// Tokens behind the last offset are of no sequence: their outputs are 0.
+// bugs B166: tokens behind the last offset are of no sequence: their outputs are 0.
 TYPED_TEST(GatedDeltaRuleCuda, RowsOfNoSequence) {
   std::mt19937 rng(58);
   const delta_problem<TypeParam, rule::gated_delta> whole(

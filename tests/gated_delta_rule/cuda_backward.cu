@@ -258,7 +258,7 @@ TYPED_TEST(GatedDeltaRuleBackwardCuda, SanitizerBackward) {
   expect_gradients(delta_problem<TypeParam, rule::gated>(s, rng), delta_gradients<TypeParam, rule::gated>(s, rng), 16);
 }
 
-// Tokens behind the last offset are of no sequence: their gradients are 0, and they add to none.
+// bugs B166: tokens behind the last offset are of no sequence: their gradients are 0, and they add to none.
 TYPED_TEST(GatedDeltaRuleBackwardCuda, RowsOfNoSequence) {
   std::mt19937 rng(141);
   const delta_shape s{.B = 1, .T = 48, .HK = 1, .HV = 2, .dk = 24, .dv = 20, .lengths = {20, 28}};

@@ -212,7 +212,7 @@ TEST(MultiStateCudaFrame, NanStaysInItsHead) {
   }
 }
 
-// Tokens behind the last offset are of no sequence: their outputs are 0.
+// bugs B166: tokens behind the last offset are of no sequence: their outputs are 0.
 template <class Cell>
 void expect_tail_cleared() {
   std::mt19937 rng(22);

@@ -189,7 +189,7 @@ TYPED_TEST(SegmentMomentsBackwardCuda, SanitizerBackward) {
   run(moments_problem<TypeParam, boundaries>({.B = 2, .T = 21, .HR = 1, .dr = 70}, rng, 1, {0, 5, 6, 21}));
 }
 
-// Tokens behind the last offset are of no sequence: their gradients are 0.
+// bugs B166: tokens behind the last offset are of no sequence: their gradients are 0.
 TYPED_TEST(SegmentMomentsBackwardCuda, RowsOfNoSequence) {
   std::mt19937 rng(39);
   const moments_problem<TypeParam, uniform> whole({.B = 1, .T = 36, .HR = 2, .dr = 12}, rng, 8, {}, {20, 16});

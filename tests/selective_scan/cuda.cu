@@ -558,7 +558,7 @@ TEST(SelectiveScanCuda, Refusals) {
   POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
 }
 
-// Tokens behind the last offset are of no sequence: their outputs are 0.
+// bugs B166: tokens behind the last offset are of no sequence: their outputs are 0.
 TEST(SelectiveScanCuda, RowsOfNoSequence) {
   std::mt19937 rng(42);
   for (const std::int64_t T : {48, 1600}) {  // lanes over states, lanes along time

@@ -760,7 +760,7 @@ TEST(SelectiveScanBackwardCuda, GraphReplayTwoStreamsAndAnotherThread) {
   }
 }
 
-// Tokens behind the last offset are of no sequence: their gradients are 0, and they add to none.
+// bugs B166: tokens behind the last offset are of no sequence: their gradients are 0, and they add to none.
 TEST(SelectiveScanBackwardCuda, RowsOfNoSequence) {
   std::mt19937 rng(61);
   for (const std::int64_t T : {48, 600}) {

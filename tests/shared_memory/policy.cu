@@ -155,6 +155,16 @@ TEST(SharedMemory, LanesOverStatesFitEverywhere) {
   EXPECT_LE(largest_scan_tile(std::make_index_sequence<sizeof(scan::splits) / sizeof(scan::splits[0])>{}), 99 * kib);
 }
 
+// bugs B122: a driver that reports nothing, 4 GiB as 1, or a gigabyte.
+TEST(SharedMemory, AbsurdReportsAreCutToWhatIsSane) {
+  for (const long long reported : {-1LL, 0LL, 1LL, 47LL * 1024}) {
+    EXPECT_EQ(detail::cuda::sane_shared_bytes(reported), 48 * kib);
+  }
+  EXPECT_EQ(detail::cuda::sane_shared_bytes(99 * 1024), 99 * kib);
+  EXPECT_EQ(detail::cuda::sane_shared_bytes(1LL << 30), largest_limit);
+  EXPECT_EQ(detail::cuda::sane_shared_bytes(0x100000001LL), largest_limit);
+}
+
 TEST(SharedMemory, ReadOutFits) {
   for (const std::size_t bytes : limits_of_devices) {
     for (const std::int64_t dk : head_dims) {

@@ -200,7 +200,7 @@ TYPED_TEST(SsdCuda, GraphReplayTwoStreamsAndAnotherThread) {
   }
 }
 
-// Tokens behind the last offset are of no sequence: their outputs are 0.
+// bugs B166: tokens behind the last offset are of no sequence: their outputs are 0.
 TYPED_TEST(SsdCuda, RowsOfNoSequence) {
   std::mt19937 rng(85);
   const ssd_problem<TypeParam> whole(ssd_shape{.B = 1, .T = 48, .H = 2, .G = 1, .P = 20, .N = 24, .lengths = {20, 28}},

@@ -261,7 +261,7 @@ TYPED_TEST(SsdBackwardCuda, SanitizerBackward) {
   expect_gradients(ssd_problem<TypeParam>(s, rng), ssd_gradients<TypeParam>(s, rng), 16);
 }
 
-// Tokens behind the last offset are of no sequence: their gradients are 0, and they add to none.
+// bugs B166: tokens behind the last offset are of no sequence: their gradients are 0, and they add to none.
 TYPED_TEST(SsdBackwardCuda, RowsOfNoSequence) {
   std::mt19937 rng(131);
   for (const bool gated : {false, true}) {

@@ -56,7 +56,7 @@ inline device_limits limits_of(const on_cuda& exec) {
   if (cudaGetDevice(&device) == cudaSuccess &&
       cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) == cudaSuccess &&
       cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess) {
-    limits = {multiprocessors, static_cast<std::size_t>(shared_bytes)};
+    limits = {multiprocessors, sane_shared_bytes(shared_bytes)};
   }
   const std::size_t asked = exec.shared_memory_limit;
   if (asked > 0 && asked < limits.shared_bytes) limits.shared_bytes = asked;

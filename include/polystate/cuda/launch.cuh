@@ -6,6 +6,7 @@
 
 #include <polystate/core/error.hpp>
 #include <polystate/core/exec.hpp>
+#include <polystate/cuda/device_limits.hpp>
 #include <polystate/cuda/error.cuh>
 
 #include <cuda_runtime.h>
@@ -44,7 +45,8 @@ inline status allow_shared_memory(const char* op, const void* kernel) {
   }
   if (error == cudaSuccess) error = cudaGetKernel(&of_device, kernel);
   if (error == cudaSuccess) {
-    error = cudaKernelSetAttributeForDevice(of_device, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes, device);
+    error = cudaKernelSetAttributeForDevice(of_device, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            static_cast<int>(sane_shared_bytes(bytes)), device);
   }
   return runtime_status(op, "launch", error);
 }
@@ -55,7 +57,6 @@ POLYSTATE_HIDDEN status launch(const char* op, const on_cuda& exec, const grid& 
                                const Params& params) {
   static_assert(std::is_trivially_copyable_v<Params>, "kernel parameters are copied byte by byte");
   constexpr std::int64_t most_blocks = std::numeric_limits<std::int32_t>::max();
-  constexpr std::size_t shared_bytes_without_asking = 48 * 1024;
   if (g.blocks == 0) return {};
   if (g.blocks > most_blocks) {
     return {error_code::unsupported, op, "grid",
