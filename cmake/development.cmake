@@ -35,6 +35,12 @@ if(POLYSTATE_SANITIZE)
   target_link_options(polystate_development INTERFACE -fsanitize=${POLYSTATE_SANITIZE})
 endif()
 
+# For host code that runs briefly. Over Eigen, -Og takes half the compiler's time of -O1; programs built with -O0 compile
+# no faster and run nine times as long.
+function(polystate_compile_quickly target)
+  target_compile_options(${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-Og>)
+endfunction()
+
 # A .cpp program on the host backends.
 function(polystate_add_program name)
   cmake_parse_arguments(arg "" "" "SOURCES;LIBRARIES" ${ARGN})
