@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Rows of Google Benchmark for an operator on a backend in host memory: one for each of its passes and shapes.
+// Rows of Google Benchmark for an operator on a backend in host memory: one for each pass and shape.
 
 #include "support/tensor.hpp"
 
@@ -85,7 +85,7 @@ void add_rows(const std::string& backend, const Exec& exec) {
                                      state.counters["flop/s"] = rate(p.one_call.flops);
                                    })
           ->Unit(benchmark::kMillisecond)
-          ->UseRealTime();  // a backend may use threads
+          ->UseRealTime();
     }
   }
 }

@@ -61,7 +61,7 @@ int main(int argc, char** argv) {
     const bool valid = CLI::detail::lexical_cast(text, factor) && std::isfinite(factor) && factor >= 0;
     return valid ? std::string() : "no finite number of at least 0: " + text;
   };
-  app.add_option("--exec", chosen.exec, "backend: reference, cpu or cuda")->check(is_exec)->capture_default_str();
+  app.add_option("--exec", chosen.exec, "backend: reference or cuda")->check(is_exec)->capture_default_str();
   app.add_option("--dtype", type, "f64, f32, bf16 or f16; default: the case's own")->check(is_type);
   app.add_option("--pass", passes, "forward, backward or all")
       ->check(CLI::IsMember({"forward", "backward", "all"}))

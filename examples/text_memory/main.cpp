@@ -2,6 +2,7 @@
 
 // Writes a text into memory states and asks for the word behind each pair of words: docs/text_memory.md.
 
+#include "estimate.hpp"
 #include "memory.hpp"
 #include "readers.hpp"
 #include "report.hpp"
@@ -37,6 +38,7 @@ struct options {
   std::int64_t dim = 128;
   std::int64_t routing_dim = 0;  // 0: dim
   std::optional<std::string> ask;
+  std::size_t questions = 3000;
   std::uint32_t seed = 0;
   bool sweep = false;
 };
@@ -46,8 +48,9 @@ void print_subject(const options& chosen, const text& words) {
 }
 
 void print_exam(const questions& exam) {
-  std::printf("%zu questions: %zu choose the scales, %zu score\n\n", exam.all, exam.choosing.size(),
-              exam.scoring.size());
+  std::printf("%zu questions", exam.all);
+  if (exam.is_sample()) std::printf(", a sample of %zu", exam.kept);
+  std::printf(": %zu choose the scales, %zu score\n\n", exam.choosing.size(), exam.scoring.size());
 }
 
 void run(const options& chosen) {
@@ -64,11 +67,14 @@ void run(const options& chosen) {
     asked = words.find(phrase[0], phrase[1]);
   }
 
+  memory::check_affordable(static_cast<std::int64_t>(words.tokens()), chosen.segment_length, chosen.dim, routing_dim);
+  const questions exam(words.questions(), {chosen.questions, chosen.seed});
+  announce(estimate(words, exam, {chosen.segment_length, chosen.dim, routing_dim}, make_readers), exam);
+
   const text_vectors vectors(words, chosen.dim, routing_dim, chosen.seed);
   const memory written(vectors, chosen.segment_length);
   const std::vector<reader> readers = make_readers(vectors, written);
   const subject about{words, vectors, static_cast<std::size_t>(chosen.segment_length)};
-  const questions exam(words.questions());
   const std::vector<result> results = examine_all(about, readers, exam);
 
   print_subject(chosen, words);
@@ -82,7 +88,7 @@ void run(const options& chosen) {
 
 void run_sweep(const options& chosen) {
   const text words = read_text(chosen.path);
-  const sweep all(words, chosen.dim, chosen.seed);
+  const sweep all(words, chosen.dim, {chosen.questions, chosen.seed});
   const sweep_result found = all.run();
   print_subject(chosen, words);
   std::printf("\n");
@@ -105,7 +111,10 @@ int main(int argc, char** argv) {
       app.add_option("--routing-dim", chosen.routing_dim, "entries of a key that routers see; default: all")
           ->check(CLI::Range(1, 1024));
   auto* ask = app.add_option("--ask", chosen.ask, "two words of the text: show what each reader recalls behind them");
-  app.add_option("--seed", chosen.seed, "of the words' random vectors")
+  app.add_option("--questions", chosen.questions, "at most so many are asked, of a longer text a sample by --seed")
+      ->check(CLI::Range(2, 1'000'000'000))
+      ->capture_default_str();
+  app.add_option("--seed", chosen.seed, "of the words' random vectors, and of the sample of questions")
       ->check(CLI::Range(0, 2'147'483'647))
       ->capture_default_str();
   app.add_flag("--sweep", chosen.sweep, "merlin over segment lengths and routing dims, and its top k: minutes")

@@ -26,11 +26,24 @@ class memory {
   /// Steps of a progress that writing takes.
   static std::int64_t steps(std::int64_t tokens) { return 2 * tokens; }
 
-  /// Throws bad_input where the bank would not fit. Writing is shown as part of a larger act, or on its own.
+  /// Throws bad_input where the bank of a text would take too much memory.
+  static void check_affordable(std::int64_t tokens, std::int64_t segment_length, std::int64_t dim,
+                               std::int64_t routing_dim) {
+    constexpr std::int64_t limit_gib = 8;
+    const std::int64_t segments = ps::separation::uniform{.m = segment_length}.count(tokens);
+    const std::int64_t floats = dim * dim + routing_dim * (routing_dim + 1);
+    const std::int64_t gib = segments * floats * std::int64_t{sizeof(float)} >> 30;
+    if (gib >= limit_gib) {
+      throw bad_input(std::to_string(segments) + " segments of this size would take " + std::to_string(gib) +
+                      " GiB: use longer segments or fewer dims");
+    }
+  }
+
+  /// A text that check_affordable() accepts. Writing is shown as part of a larger act, or on its own.
   memory(const text_vectors& from, std::int64_t segment_length, progress* part_of = nullptr)
       : separation_{.m = segment_length},
         whole_(shape_of(from, 0), 1),
-        segments_(shape_of(from, from.routing_keys.rows()), affordable(separation_.count(from.keys.cols()), from)) {
+        segments_(shape_of(from, from.routing_keys.rows()), separation_.count(from.keys.cols())) {
     const std::int64_t tokens = from.keys.cols();
     std::optional<progress> own;
     progress& writing = part_of != nullptr ? *part_of : own.emplace("writing the text", steps(tokens));
@@ -56,18 +69,6 @@ class memory {
 
   static ps::bank_shape shape_of(const text_vectors& from, std::int64_t routing_dim) {
     return {.dv = from.values.rows(), .dk = from.keys.rows(), .HR = routing_dim > 0 ? 1 : 0, .dr = routing_dim};
-  }
-
-  static std::int64_t affordable(std::int64_t segments, const text_vectors& from) {
-    constexpr std::int64_t limit_gib = 8;
-    const std::int64_t floats =
-        from.values.rows() * from.keys.rows() + from.routing_keys.rows() * (from.routing_keys.rows() + 1);
-    const std::int64_t gib = segments * floats * std::int64_t{sizeof(float)} >> 30;
-    if (gib >= limit_gib) {
-      throw bad_input(std::to_string(segments) + " segments of this size would take " + std::to_string(gib) +
-                      " GiB: use longer segments or fewer dims");
-    }
-    return segments;
   }
 
   /// What is written does not depend on the router: without an output a step reads nothing.

@@ -19,11 +19,13 @@ class progress {
       : what_(std::move(what)), steps_(steps), resolution_(terminal_ ? 100 : 4) {
     show();
   }
+  /// Shows nothing.
+  static progress silent(std::int64_t steps) { return progress(steps); }
   progress(const progress&) = delete;
   progress& operator=(const progress&) = delete;
   /// Leaves a terminal's line empty for what comes next.
   ~progress() {
-    if (terminal_) std::fputs("\r\033[K", stderr);
+    if (resolution_ > 0 && terminal_) std::fputs("\r\033[K", stderr);
   }
 
   void advance(std::int64_t steps = 1) {
@@ -33,6 +35,8 @@ class progress {
   }
 
  private:
+  explicit progress(std::int64_t steps) : steps_(steps) {}
+
   void show() const {
     std::fprintf(stderr, terminal_ ? "\r%s: %3d%%\033[K" : "%s: %3d%%\n", what_.c_str(),
                  static_cast<int>(done_ * 100 / steps_));
@@ -42,7 +46,7 @@ class progress {
   bool terminal_ = isatty(STDERR_FILENO) != 0;
   std::string what_;
   std::int64_t steps_;
-  std::int64_t resolution_;  // shown 100 times, or 4
+  std::int64_t resolution_ = 0;  // shown 100 times, or 4, or never
   std::int64_t done_ = 0;
 };
 

@@ -28,8 +28,12 @@ struct recalled {
 
 using scales = std::vector<float>;
 
+/// What the bytes of a reader, and with them the time of a read, grow with.
+enum class growth { none, segments, tokens };
+
 struct reader {
   std::string name;
+  growth grows_with;
   std::size_t bytes;                     ///< kept to answer from
   std::vector<std::string> scale_names;  ///< one for each entry of a `scales`
   std::vector<scales> grid;              ///< to choose from
@@ -114,6 +118,7 @@ inline std::vector<scales> merlin_grid() {
 inline reader merlin_reader(const memory& written) {
   const bank& segments = written.segments();
   return {.name = "merlin",
+          .grows_with = growth::segments,
           .bytes = bytes_kept(segments, written.separation(), merlin{}),
           .scale_names = {"gamma", "tau_mu", "tau_sigma"},
           .grid = merlin_grid(),
@@ -126,27 +131,32 @@ inline std::vector<reader> make_readers(const text_vectors& kept, const memory& 
   const bank& segments = written.segments();
   return {
       {.name = "single",
+       .grows_with = growth::none,
        .bytes = bytes_kept(whole, ps::separation::single{}, ps::router::none{}),
        .scale_names = {},
        .grid = {{}},
        .read = [&](const queries& asked, const scales&) { return read_bank(whole, asked, ps::router::uniform{}); }},
       {.name = "uniform",
+       .grows_with = growth::segments,
        .bytes = bytes_kept(segments, written.separation(), ps::router::uniform{}),
        .scale_names = {},
        .grid = {{}},
        .read = [&](const queries& asked, const scales&) { return read_bank(segments, asked, ps::router::uniform{}); }},
       {.name = "position",
+       .grows_with = growth::segments,
        .bytes = bytes_kept(segments, written.separation(), position{}),
        .scale_names = {"s"},
        .grid = {{0}, {0.01F}, {-0.01F}, {0.03F}, {-0.03F}, {0.1F}, {-0.1F}, {0.3F}, {-0.3F}},
        .read = [&](const queries& asked, const scales& s) { return read_by_position(segments, asked, s[0]); }},
       {.name = "meanpool",
+       .grows_with = growth::segments,
        .bytes = bytes_kept(segments, written.separation(), meanpool{}),
        .scale_names = {"s"},
        .grid = {{10}, {30}, {100}, {300}, {1000}},
        .read = [&](const queries& asked, const scales& s) { return read_by_meanpool(segments, asked, s[0]); }},
       merlin_reader(written),
       {.name = "softmax",
+       .grows_with = growth::tokens,
        .bytes = bytes_of_pairs(kept),
        .scale_names = {"s"},
        .grid = {{10}, {30}, {100}},

@@ -13,6 +13,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <future>
+#include <iterator>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -33,19 +35,30 @@ struct score {
   }
 };
 
+/// How many of a text's questions are asked at most, and which: a long text has so many that all would take hours.
+struct sampling {
+  std::size_t most;
+  std::uint32_t seed;
+};
+
 /// The exam: half of the questions choose scales, the others count.
 struct questions {
-  std::vector<std::size_t> choosing;  ///< even-numbered ones, at most 256, evenly spread
+  std::vector<std::size_t> choosing;  ///< even-numbered ones, at most 256 (of a sample 64), evenly spread
   std::vector<std::size_t> scoring;   ///< odd-numbered ones
-  std::size_t all;                    ///< how many there are
+  std::size_t all;                    ///< how many the text has
+  std::size_t kept;                   ///< how many of them the sample has
 
-  explicit questions(const std::vector<std::size_t>& of) : all(of.size()) {
-    constexpr std::size_t most = 256;
-    const std::size_t even = (of.size() + 1) / 2;
-    const std::size_t chosen = std::min(even, most);
-    for (std::size_t i = 0; i < chosen; ++i) choosing.push_back(of[2 * (i * even / chosen)]);
-    for (std::size_t i = 1; i < of.size(); i += 2) scoring.push_back(of[i]);
+  questions(const std::vector<std::size_t>& of, const sampling& sample)
+      : all(of.size()), kept(std::min(all, sample.most)) {
+    std::vector<std::size_t> asked;  // in the order of the text
+    std::sample(of.begin(), of.end(), std::back_inserter(asked), kept, std::mt19937(sample.seed));
+    const std::size_t even = (kept + 1) / 2;
+    const std::size_t chosen = std::min(even, is_sample() ? std::size_t{64} : std::size_t{256});
+    for (std::size_t i = 0; i < chosen; ++i) choosing.push_back(asked[2 * (i * even / chosen)]);
+    for (std::size_t i = 1; i < kept; i += 2) scoring.push_back(asked[i]);
   }
+
+  [[nodiscard]] bool is_sample() const { return kept < all; }
 };
 
 /// The word whose vector has the largest dot product with each recalled value.
@@ -85,11 +98,15 @@ inline score ask_batch(const subject& about, const reader& r, const scales& s, c
   return sum;
 }
 
+constexpr std::size_t questions_a_batch = 64;
+
+inline std::size_t thread_count() { return std::max(1U, std::thread::hardware_concurrency()); }
+
 /// Asks all questions, a batch at a time since a read loads each state once for all of its queries, on every
 /// core: the operators are thread-safe.
 inline score ask_all(const subject& about, const reader& r, const scales& s, const std::vector<std::size_t>& tokens) {
-  constexpr std::size_t batch = 64;
-  const std::size_t threads = std::max(1U, std::thread::hardware_concurrency());
+  constexpr std::size_t batch = questions_a_batch;
+  const std::size_t threads = thread_count();
   std::vector<std::future<score>> shares;
   for (std::size_t thread = 0; thread < threads; ++thread) {
     shares.push_back(std::async(std::launch::async, [&, thread] {

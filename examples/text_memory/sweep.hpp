@@ -5,6 +5,7 @@
 /// What merlin answers at other segment lengths and routing dims, and where it reads its best segments only, beside
 /// the bytes that this takes.
 
+#include "estimate.hpp"
 #include "memory.hpp"
 #include "progress.hpp"
 #include "readers.hpp"
@@ -50,17 +51,19 @@ struct sweep_result {
 
 class sweep {
  public:
-  sweep(const text& words, std::int64_t dim, std::uint32_t seed)
-      : words_(words), exam_(words.questions()), dim_(dim), seed_(seed) {
+  sweep(const text& words, std::int64_t dim, const sampling& sample)
+      : words_(words), exam_(words.questions(), sample), dim_(dim), seed_(sample.seed) {
     for (const std::int64_t r : {16, 32, 64, 128}) {
       if (r <= dim) routing_dims_.push_back(r);
     }
     if (routing_dims_.empty()) routing_dims_.push_back(dim);
+    memory::check_affordable(static_cast<std::int64_t>(words.tokens()), segment_lengths[0], dim, routing_dims_.back());
   }
 
   /// Asks every cell, each with scales chosen for it.
   [[nodiscard]] sweep_result run() const {
     sweep_result found;
+    announce(expected(), exam_);
     progress asking("sweeping", steps());
     for (const std::int64_t r : routing_dims_) {
       const text_vectors vectors(words_, dim_, r, seed_);
@@ -93,6 +96,17 @@ class sweep {
     const auto cells = static_cast<std::int64_t>(std::size(segment_lengths) * routing_dims_.size());
     return cells * (memory::steps(tokens) + steps_of(merlin_grid(), exam_)) +
            static_cast<std::int64_t>(std::size(ks) * exam_.scoring.size());
+  }
+
+  [[nodiscard]] cost expected() const {
+    cost sum;
+    for (const std::int64_t r : routing_dims_) {
+      for (const std::int64_t m : segment_lengths) {
+        sum += estimate(words_, exam_, {m, dim_, r},
+                        [](const text_vectors&, const memory& written) { return std::vector{merlin_reader(written)}; });
+      }
+    }
+    return sum;
   }
 
   template <class Router>

@@ -463,6 +463,22 @@ template <class Dims = dims<>, class Data, class Rule, class Router, class State
                                                    const multi_state_read_args<Data, Rule, Router, State>& args,
                                                    const multi_state_read_grads<Data, Rule, Router>& grads);
 
+/// Not on CUDA yet: calling them is a compile error that says so.
+template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
+[[nodiscard]] status try_multi_state_backward(const on_cuda&,
+                                              const multi_state_args<Data, Rule, Separation, Router, State>&,
+                                              const multi_state_grads<Data, Rule, Router, State>&) {
+  static_assert(detail::has_this_pass<Data>, "multi_state has no backward on CUDA yet, supported: on_reference");
+  return {};
+}
+template <class Dims = dims<>, class Data, class Rule, class Router, class State>
+[[nodiscard]] status try_multi_state_read_backward(const on_cuda&,
+                                                   const multi_state_read_args<Data, Rule, Router, State>&,
+                                                   const multi_state_read_grads<Data, Rule, Router>&) {
+  static_assert(detail::has_this_pass<Data>, "multi_state_read has no backward on CUDA yet, supported: on_reference");
+  return {};
+}
+
 /// Computes o and, if given, the weights and the bank. T = 0: no segment; fenwick's levels, if asked for, are
 /// 0.
 ///

@@ -242,6 +242,28 @@ template <class Data>
 template <class Data>
 [[nodiscard]] status try_mamba_block_step(const on_reference& exec, const mamba_block_step_args<Data>& args);
 
+/// On CUDA these take on_cublas, which holds the handle for their products: with on_cuda they do not compile, and say
+/// so.
+template <class Data>
+[[nodiscard]] status try_mamba_block(const on_cuda&, const mamba_block_args<Data>&) {
+  static_assert(detail::has_this_pass<Data>,
+                "mamba_block takes on_cublas on CUDA (polystate/cuda/adapters/mamba_block.cuh)");
+  return {};
+}
+template <class Data>
+[[nodiscard]] status try_mamba_block_backward(const on_cuda&, const mamba_block_args<Data>&,
+                                              const mamba_block_grads<Data>&) {
+  static_assert(detail::has_this_pass<Data>,
+                "mamba_block_backward takes on_cublas on CUDA (polystate/cuda/adapters/mamba_block.cuh)");
+  return {};
+}
+template <class Data>
+[[nodiscard]] status try_mamba_block_step(const on_cuda&, const mamba_block_step_args<Data>&) {
+  static_assert(detail::has_this_pass<Data>,
+                "mamba_block_step takes on_cublas on CUDA (polystate/cuda/adapters/mamba_block.cuh)");
+  return {};
+}
+
 /// Computes y and, if given, the final states. T = 0 copies the initial states, or zero, to the final ones.
 ///
 /// reference: serial, the definition above as written, in compute_t<Data>; any scalar type. Copies of the operands, and

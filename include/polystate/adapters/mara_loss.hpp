@@ -128,6 +128,18 @@ template <class Data>
 [[nodiscard]] status try_mara_loss_backward(const on_reference& exec, const mara_loss_args<Data>& args,
                                             const mara_loss_grads<Data>& grads);
 
+/// Not on CUDA yet: calling them is a compile error that says so.
+template <class Data>
+[[nodiscard]] status try_mara_loss(const on_cuda&, const mara_loss_args<Data>&) {
+  static_assert(detail::has_this_pass<Data>, "mara_loss is not on CUDA yet, supported: on_reference");
+  return {};
+}
+template <class Data>
+[[nodiscard]] status try_mara_loss_backward(const on_cuda&, const mara_loss_args<Data>&, const mara_loss_grads<Data>&) {
+  static_assert(detail::has_this_pass<Data>, "mara_loss_backward is not on CUDA yet, supported: on_reference");
+  return {};
+}
+
 /// Computes the loss and, if given, its parts.
 ///
 /// reference: serial, the definition above as written, in compute_t<Data>; any scalar type.

@@ -191,6 +191,18 @@ template <class Data>
 [[nodiscard]] status try_mara_backward(const on_reference& exec, const mara_args<Data>& args,
                                        const mara_grads<Data>& grads);
 
+/// Not on CUDA yet: calling them is a compile error that says so.
+template <class Data>
+[[nodiscard]] status try_mara(const on_cuda&, const mara_args<Data>&) {
+  static_assert(detail::has_this_pass<Data>, "mara is not on CUDA yet, supported: on_reference");
+  return {};
+}
+template <class Data>
+[[nodiscard]] status try_mara_backward(const on_cuda&, const mara_args<Data>&, const mara_grads<Data>&) {
+  static_assert(detail::has_this_pass<Data>, "mara_backward is not on CUDA yet, supported: on_reference");
+  return {};
+}
+
 /// Computes the outputs that are given.
 ///
 /// reference: serial, the definition above as written, in compute_t<Data>; any scalar type. Copies of the operands, and

@@ -263,6 +263,39 @@ template <class Data>
 [[nodiscard]] status try_toplora_backward(const on_reference& exec, const toplora_args<Data>& args,
                                           const toplora_grads<Data>& grads);
 
+/// On CUDA these take on_cublas, which holds the handle for their products: with on_cuda they do not compile, and say
+/// so.
+template <class Data>
+[[nodiscard]] status try_malora(const on_cuda&, const malora_args<Data>&) {
+  static_assert(detail::has_this_pass<Data>,
+                "malora takes on_cublas on CUDA (polystate/cuda/adapters/token_modulation.cuh)");
+  return {};
+}
+template <class Data>
+[[nodiscard]] status try_malora_backward(const on_cuda&, const malora_args<Data>&, const malora_grads<Data>&) {
+  static_assert(detail::has_this_pass<Data>,
+                "malora_backward takes on_cublas on CUDA (polystate/cuda/adapters/token_modulation.cuh)");
+  return {};
+}
+template <class Data>
+[[nodiscard]] status try_malora_step(const on_cuda&, const malora_step_args<Data>&) {
+  static_assert(detail::has_this_pass<Data>,
+                "malora_step takes on_cublas on CUDA (polystate/cuda/adapters/token_modulation.cuh)");
+  return {};
+}
+template <class Data>
+[[nodiscard]] status try_toplora(const on_cuda&, const toplora_args<Data>&) {
+  static_assert(detail::has_this_pass<Data>,
+                "toplora takes on_cublas on CUDA (polystate/cuda/adapters/token_modulation.cuh)");
+  return {};
+}
+template <class Data>
+[[nodiscard]] status try_toplora_backward(const on_cuda&, const toplora_args<Data>&, const toplora_grads<Data>&) {
+  static_assert(detail::has_this_pass<Data>,
+                "toplora_backward takes on_cublas on CUDA (polystate/cuda/adapters/token_modulation.cuh)");
+  return {};
+}
+
 /// Computes h and, if given, lam and the final states. T = 0 copies the initial states, or zero, to the final ones.
 ///
 /// reference: serial, the definition above as written, in compute_t<Data>; any scalar type. Copies of the operands, and

@@ -31,11 +31,6 @@ inline namespace POLYSTATE_BUILD {
 /// The definition: serial, in double (or in the data's own type where that is no float, half or bfloat16).
 struct on_reference {};
 
-/// Eigen, vectorised and threaded.
-struct on_cpu {
-  int threads = 0;  ///< 0: as many as the machine has
-};
-
 /// CUDA. Calls are asynchronous on `stream` (null is CUDA's default stream), never synchronise, are safe
 /// under graph capture, and must be made with the stream's device current.
 struct on_cuda {
@@ -47,15 +42,22 @@ struct on_cuda {
   std::size_t shared_memory_limit = 0;
 };
 
-/// Calls f with the policy of that name ("reference", "cpu", "cuda"); false if there is none.
+/// Calls f with the policy of that name ("reference", "cuda"); false if there is none.
 template <class F>
 [[nodiscard]] bool visit_exec(std::string_view name, F&& f) {
   if (name == "reference") return std::forward<F>(f)(on_reference{}), true;
-  if (name == "cpu") return std::forward<F>(f)(on_cpu{}), true;
   if (name == "cuda") return std::forward<F>(f)(on_cuda{}), true;
   return false;
 }
 
 }  // namespace POLYSTATE_BUILD
+
+namespace detail::inline POLYSTATE_BUILD {
+
+/// For the static_assert of a pass that a backend lacks: false, but only once somebody calls the pass.
+template <class...>
+inline constexpr bool has_this_pass = false;
+
+}  // namespace detail::inline POLYSTATE_BUILD
 
 }  // namespace polystate::inline POLYSTATE_ABI

@@ -5,6 +5,7 @@
 /// From the CUDA runtime's errors to a status.
 
 #include <polystate/core/error.hpp>
+#include <polystate/cuda/compiler.cuh>
 
 #include <cuda_runtime_api.h>
 

@@ -5,6 +5,7 @@
 /// Elementary functions at the accuracy that the data's type deserves.
 
 #include <polystate/core/element.hpp>
+#include <polystate/cuda/compiler.cuh>
 
 #include <cuda_runtime.h>
 

@@ -12,6 +12,7 @@
 /// The right factor's elements of a thread are then (2c, g) and (2c+1, g).
 
 #include <polystate/core/macros.hpp>
+#include <polystate/cuda/compiler.cuh>
 
 #include <cuda_runtime.h>
 

@@ -5,6 +5,7 @@
 /// 16 or 8 bytes of elements in registers: loads, stores, and the way to and from float.
 
 #include <polystate/core/element.hpp>
+#include <polystate/cuda/compiler.cuh>
 #include <polystate/cuda/vector_access.hpp>
 
 #include <cuda_runtime.h>

@@ -5,6 +5,7 @@
 /// Where a block, and in the general kernels a thread, starts.
 
 #include <polystate/cuda/causal_conv1d/policy.hpp>
+#include <polystate/cuda/compiler.cuh>
 
 #include <cuda_runtime.h>
 

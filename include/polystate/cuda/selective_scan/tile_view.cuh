@@ -5,6 +5,7 @@
 /// The part of a (B, T, D) operand that a block holds in a tile.
 
 #include <polystate/core/tensor_view.hpp>
+#include <polystate/cuda/compiler.cuh>
 
 #include <cuda_runtime.h>
 

@@ -6,6 +6,7 @@
 /// tile's numbers pass from one block to the next, and prefixes over the lanes of a channel.
 
 #include <polystate/core/sequences.hpp>
+#include <polystate/cuda/compiler.cuh>
 #include <polystate/cuda/selective_scan/time_policy.hpp>
 #include <polystate/cuda/selective_scan/time_schedule.hpp>
 

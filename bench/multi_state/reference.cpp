@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// multi_state on backends in host memory.
+// multi_state: the reference.
 
 #include "support/rows.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// gated_delta_rule on backends in host memory.
+// gated_delta_rule: the reference.
 
 #include "support/rows.hpp"
 

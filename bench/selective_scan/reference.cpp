@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// selective_scan on backends in host memory.
+// selective_scan: the reference.
 
 #include "support/rows.hpp"
 

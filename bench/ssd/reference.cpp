@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// ssd on backends in host memory.
+// ssd: the reference.
 
 #include "support/rows.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// segment_moments on backends in host memory.
+// segment_moments: the reference.
 
 #include "support/rows.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// causal_conv1d on backends in host memory.
+// causal_conv1d: the reference.
 
 #include "support/rows.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// routing on backends in host memory.
+// routing: the reference.
 
 #include "support/rows.hpp"
 
