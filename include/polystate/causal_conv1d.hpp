@@ -45,7 +45,7 @@ struct causal_conv1d_args {
   tensor_view<const acc_t<Data>, 1> bias{};    ///< (D), optional: absent means 0
   tensor_view<const Data, 3> initial_state{};  ///< (S, W-1, D), optional: absent means 0; oldest token first
   index_view cu_seqlens{};                     ///< (S+1), optional: packed sequences of one batch entry
-  tensor_view<Data, 3> y;                      ///< (B, T, D), out; must not overlap an input
+  tensor_view<Data, 3> y;                      ///< (B, T, D), out; overlaps no other operand
   tensor_view<Data, 3> final_state{};          ///< (S, W-1, D), optional, out; may be initial_state itself
   activation act = activation::none;
 };
@@ -65,7 +65,8 @@ struct causal_conv1d_step_args {
 };
 
 /// Gradients of causal_conv1d(). The upstream ones may be absent, which means zero; the others may be absent,
-/// which means not wanted and costs nothing; they are overwritten, never added to.
+/// which means not wanted and costs nothing; they are overwritten, never added to, and share memory with no other
+/// operand.
 template <class Data>
 struct causal_conv1d_grads {
   tensor_view<const Data, 3> d_y{};            ///< (B, T, D), upstream
@@ -95,10 +96,7 @@ template <class Dims = dims<>, class Data>
   c.fixed<Dims>("weight", "W");
   c.required("y", args.y, {"B", "T", "D"})
       .optional("final_state", args.final_state, {"S", {"W", -1}, "D"})
-      .distinct("y", args.y, "x", args.x)
-      .distinct("y", args.y, "initial_state", args.initial_state)
-      .distinct("y", args.y, "final_state", args.final_state)
-      .distinct("final_state", args.final_state, "x", args.x);
+      .no_overlap({{"final_state", "initial_state"}});
   return c.result();
 }
 
@@ -114,10 +112,7 @@ template <class Dims = dims<>, class Data>
       .optional("d_weight", grads.d_weight, {"D", "W"})
       .optional_if(static_cast<bool>(args.bias), "d_bias", grads.d_bias, {"D"}, "bias is not")
       .optional("d_initial_state", grads.d_initial_state, {"S", {"W", -1}, "D"})
-      .distinct("d_x", grads.d_x, "d_y", grads.d_y)
-      .distinct("d_x", grads.d_x, "x", args.x)
-      .distinct("d_initial_state", grads.d_initial_state, "d_final_state", grads.d_final_state)
-      .distinct("d_initial_state", grads.d_initial_state, "initial_state", args.initial_state);
+      .no_overlap();
   return c.result();
 }
 
@@ -131,14 +126,11 @@ template <class Dims = dims<>, class Data>
       .range("W", causal_conv1d_limits::W)
       .template fixed<Dims>("weight", "W")
       .optional("bias", args.bias, {"D"})
-      .required("state", args.state, {"slots", {"W", -1}, "D"})
-      .include(check_pool_shape(c, args.read_indices, args.write_indices))
-      .required("y", args.y, {"B", "T", "D"})
+      .required("state", args.state, {"slots", {"W", -1}, "D"});
+  check_pool_shape(c, "state", args.read_indices, args.write_indices);
+  c.required("y", args.y, {"B", "T", "D"})
       .optional("intermediate_states", args.intermediate_states, {"B", "T", {"W", -1}, "D"})
-      .distinct("y", args.y, "x", args.x)
-      .distinct("y", args.y, "state", args.state)
-      .distinct("intermediate_states", args.intermediate_states, "state", args.state)
-      .distinct("state", args.state, "x", args.x);
+      .no_overlap();
   return c.result();
 }
 

@@ -64,7 +64,7 @@ inline double softplus(double x) { return x > 0 ? x + std::log1p(std::exp(-x)) :
 template <class T>
 struct effective_lengths_args {
   tensor_view<const T, 3> g;  ///< (B, T, H), log decay
-  tensor_view<T, 1> tau;      ///< (H), out, tokens; must not overlap g
+  tensor_view<T, 1> tau;      ///< (H), out, tokens; overlaps no other operand
 };
 
 /// Effective context length of each head, measured on its log decays. On host memory, sums in double. Throws
@@ -72,7 +72,7 @@ struct effective_lengths_args {
 template <class T>
 void effective_lengths(const effective_lengths_args<T>& args) {
   argument_checks c("effective_lengths");
-  c.required("g", args.g, {"B", "T", "H"}).required("tau", args.tau, {"H"}).distinct("tau", args.tau, "g", args.g);
+  c.required("g", args.g, {"B", "T", "H"}).required("tau", args.tau, {"H"}).no_overlap();
   raise_on_error(c.result());
   const std::int64_t B = args.g.extent(0), tokens = args.g.extent(1);
   for (std::int64_t h = 0; h < args.g.extent(2); ++h) {

@@ -50,7 +50,7 @@ struct gated_delta_rule_args {
   tensor_view<const acc_t<Data>, 3> beta{};     ///< (B, T, HV); rules with beta only
   tensor_view<const State, 4> initial_state{};  ///< (S, HV, dv, dk), optional: absent means 0
   index_view cu_seqlens{};                      ///< (S+1), optional: packed sequences of one batch entry
-  tensor_view<Data, 4> o;                       ///< (B, T, HV, dv), out; must not overlap an input
+  tensor_view<Data, 4> o;                       ///< (B, T, HV, dv), out; overlaps no other operand
   tensor_view<State, 4> final_state{};          ///< (S, HV, dv, dk), optional, out; may be initial_state itself
   double scale = 1;                             ///< of the read-out, often 1/sqrt(dk)
   bool qk_l2norm = false;  ///< q and k are divided by sqrt(sum of squares + l2norm_eps) first; zero rows stay zero
@@ -77,7 +77,8 @@ struct gated_delta_rule_step_args {
 };
 
 /// Gradients of gated_delta_rule(). The upstream ones may be absent, which means zero; the others may be
-/// absent, which means not wanted and costs nothing; they are overwritten, never added to.
+/// absent, which means not wanted and costs nothing; they are overwritten, never added to, and share memory with no
+/// other operand.
 template <class Data, class Rule = rule::gated_delta, class State = acc_t<Data>>
 struct gated_delta_rule_grads {
   tensor_view<const Data, 4> d_o{};             ///< (B, T, HV, dv), upstream
@@ -153,16 +154,6 @@ void check_query_grads(argument_checks& c, const query_grads<Data, Rule>& grads)
   c.optional("d_q", grads.d_q, {"B", "T", "HK", "dk"});
 }
 
-/// Checks that an output is none of the operands' memory.
-template <class Data, class Rule, class Out>
-void check_distinct(argument_checks& c, const operands<Data, Rule>& in, const char* name, const Out& out) {
-  c.distinct(name, out, "q", in.q)
-      .distinct(name, out, "k", in.k)
-      .distinct(name, out, "v", in.v)
-      .distinct(name, out, "g", in.g)
-      .distinct(name, out, "beta", in.beta);
-}
-
 /// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
 template <class Dims = dims<>, class Data, class Rule, class State>
 [[nodiscard]] status check(const gated_delta_rule_args<Data, Rule, State>& args) {
@@ -173,10 +164,7 @@ template <class Dims = dims<>, class Data, class Rule, class State>
       .optional("initial_state", args.initial_state, {"S", "HV", "dv", "dk"})
       .required("o", args.o, {"B", "T", "HV", "dv"})
       .optional("final_state", args.final_state, {"S", "HV", "dv", "dk"})
-      .distinct("o", args.o, "initial_state", args.initial_state)
-      .distinct("o", args.o, "final_state", args.final_state);
-  check_distinct(c, operands_of(args), "o", args.o);
-  check_distinct(c, operands_of(args), "final_state", args.final_state);
+      .no_overlap({{"final_state", "initial_state"}});
   return c.result();
 }
 
@@ -192,7 +180,7 @@ template <class Dims = dims<>, class Data, class Rule, class State>
       .optional("d_o", grads.d_o, {"B", "T", "HV", "dv"})
       .optional("d_final_state", grads.d_final_state, {"S", "HV", "dv", "dk"});
   check_grads(c, operands_of(args), operand_grads_of(grads));
-  c.optional("d_initial_state", grads.d_initial_state, {"S", "HV", "dv", "dk"});
+  c.optional("d_initial_state", grads.d_initial_state, {"S", "HV", "dv", "dk"}).no_overlap();
   return c.result();
 }
 
@@ -202,17 +190,11 @@ template <class Dims = dims<>, class Data, class Rule, class State>
   argument_checks c("gated_delta_rule_step");
   check_operands(c, operands_of(args));
   c.fixed<Dims>("q", "dk", "dv");
-  c.range("T", gated_delta_rule_limits::step_tokens)
-      .required("state", args.state, {"slots", "HV", "dv", "dk"})
-      .include(check_pool_shape(c, args.read_indices, args.write_indices))
-      .required("o", args.o, {"B", "T", "HV", "dv"})
+  c.range("T", gated_delta_rule_limits::step_tokens).required("state", args.state, {"slots", "HV", "dv", "dk"});
+  check_pool_shape(c, "state", args.read_indices, args.write_indices);
+  c.required("o", args.o, {"B", "T", "HV", "dv"})
       .optional("intermediate_states", args.intermediate_states, {"B", "T", "HV", "dv", "dk"})
-      .distinct("o", args.o, "state", args.state)
-      .distinct("intermediate_states", args.intermediate_states, "state", args.state)
-      .distinct("intermediate_states", args.intermediate_states, "o", args.o);
-  check_distinct(c, operands_of(args), "o", args.o);
-  check_distinct(c, operands_of(args), "state", args.state);
-  check_distinct(c, operands_of(args), "intermediate_states", args.intermediate_states);
+      .no_overlap();
   return c.result();
 }
 

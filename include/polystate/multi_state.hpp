@@ -68,7 +68,7 @@ struct multi_state_args {
   key_moments<Data> moments{};  ///< the only place of k'; without shared_kq, needed where the router reads moments
   Router router{};
   index_view cu_seqlens{};              ///< (S+1), optional: packed sequences of one batch entry
-  tensor_view<Data, 4> o;               ///< (B, T, H, dv), out; must not overlap an input
+  tensor_view<Data, 4> o;               ///< (B, T, H, dv), out; overlaps no other operand
   tensor_view<acc_t<Data>, 4> lam{};    ///< (B, T, H, L), optional, out; not with packed sequences
   tensor_view<State, 5> S{};            ///< (B, L, H, dv, dk), optional, out: the bank, at each segment's end
   tensor_view<acc_t<Data>, 4> mu{};     ///< (B, L, HR, dr), optional, out
@@ -117,8 +117,8 @@ struct multi_state_read_args {
 };
 
 /// Gradients of multi_state(). The upstream ones may be absent, which means zero; the others may be absent,
-/// which means not wanted and costs nothing; they are overwritten, never added to. With shared_kq what
-/// reaches q' (or u) and k' is added to the gradients of the recurrence's query and key.
+/// which means not wanted and costs nothing; they are overwritten, never added to, and share memory with no other
+/// operand. With shared_kq what reaches q' (or u) and k' is added to the gradients of the recurrence's query and key.
 template <class Data, class Rule, class Router, class State = acc_t<Data>>
 struct multi_state_grads {
   tensor_view<const Data, 4> d_o{};             ///< (B, T, H, dv), upstream
@@ -223,8 +223,8 @@ template <class Dims = dims<>, class Data, class Rule, class Separation, class R
       .optional_if(!args.cu_seqlens, "lam", args.lam, {"B", "T", "H", "L"}, "packed sequences have no lam")
       .optional("S", args.S, {"B", "L", "H", "dv", "dk"})
       .optional("mu", args.mu, {"B", "L", "HR", "dr"})
-      .optional("Sigma", args.Sigma, {"B", "L", "HR", "dr", "dr"});
-  check_distinct(c, args.in, "o", args.o);
+      .optional("Sigma", args.Sigma, {"B", "L", "HR", "dr", "dr"})
+      .no_overlap();
   return c.result();
 }
 
@@ -242,6 +242,7 @@ template <class Dims = dims<>, class Data, class Rule, class Separation, class R
   check_grads(c, args.in, grads.in);
   check_moment_grads(c, args.moments, grads.moments);
   check_router_grads(c, grads.router, args.shared_kq);
+  c.no_overlap();
   return c.result();
 }
 
@@ -260,8 +261,8 @@ template <class Dims = dims<>, class Data, class Rule, class Separation, class R
               "given, but the bank keeps no moments")
       .expect(args.moments.divide_by == divide_by::m, error_code::value, "moments.divide_by",
               "count, supported in a step: m")
-      .optional("o", args.o, {"B", "T", "H", "dv"});
-  check_distinct(c, args.in, "o", args.o);
+      .optional("o", args.o, {"B", "T", "H", "dv"})
+      .no_overlap();
   return c.result();
 }
 
@@ -288,7 +289,7 @@ template <class Dims = dims<>, class Data, class Rule, class Router, class State
 [[nodiscard]] status check(const multi_state_read_args<Data, Rule, Router, State>& args) {
   argument_checks c("multi_state_read");
   check_inputs<Dims>(c, args);
-  c.required("o", args.o, {"B", "T", "H", "dv"}).optional("lam", args.lam, {"B", "T", "H", "capacity"});
+  c.required("o", args.o, {"B", "T", "H", "dv"}).optional("lam", args.lam, {"B", "T", "H", "capacity"}).no_overlap();
   return c.result();
 }
 
@@ -302,6 +303,7 @@ template <class Dims = dims<>, class Data, class Rule, class Router, class State
   c.optional("d_o", grads.d_o, {"B", "T", "H", "dv"}).optional("d_lam", grads.d_lam, {"B", "T", "H", "capacity"});
   check_query_grads(c, grads.in);
   check_router_grads(c, grads.router, args.shared_kq);
+  c.no_overlap();
   return c.result();
 }
 

@@ -109,8 +109,8 @@ struct query_operands<Data, rule::ssd> {
   tensor_view<const Data, 4> C;  ///< (B, T, G, N)
 };
 
-/// Gradients of the operands. All may be absent, which means not wanted; they are overwritten, never added
-/// to.
+/// Gradients of the operands. All may be absent, which means not wanted; they are overwritten, never
+/// added to, and share memory with no other operand.
 template <class Data, class Rule>
 struct operand_grads {
   static_assert(is_delta_family<Rule>, "the rule is one of rule::linear, gated, delta, gated_delta, ssd");

@@ -274,7 +274,8 @@ template <class Dims = dims<>, class Data, class Separation, class Router>
   check_inputs(c, args, "lam", args.lam);
   if constexpr (Router::reads_moments) c.template fixed<Dims>("moments.k", "dr");
   c.optional_if(Router::reads_moments, "r_mu", args.r_mu, {"B", "T", "HR", "L"}, why_not)
-      .optional_if(Router::reads_Sigma, "r_sigma", args.r_sigma, {"B", "T", "HR", "L"}, why_not);
+      .optional_if(Router::reads_Sigma, "r_sigma", args.r_sigma, {"B", "T", "HR", "L"}, why_not)
+      .no_overlap();
   return c.result();
 }
 
@@ -287,6 +288,7 @@ template <class Dims = dims<>, class Data, class Separation, class Router>
   if constexpr (Router::reads_moments) c.template fixed<Dims>("moments.k", "dr");
   check_moment_grads(c, args.moments, grads.moments);
   check_router_grads(c, grads.router, false);
+  c.no_overlap();
   return c.result();
 }
 

@@ -94,7 +94,7 @@ void check_no_moments(argument_checks& c, const key_moments<Data>& moments, cons
 }
 
 /// Gradients of the routing keys and their gates. All may be absent, which means not wanted; they are
-/// overwritten, never added to.
+/// overwritten, never added to, and share memory with no other operand.
 template <class Data>
 struct key_moment_grads {
   tensor_view<Data, 4> d_k{};            ///< (B, T, HR, dr), of the raw k'
@@ -146,9 +146,7 @@ template <class Dims = dims<>, class Data, class Separation>
       .optional("mu", args.mu, {"B", "L", "HR", "dr"})
       .optional("Sigma", args.Sigma, {"B", "L", "HR", "dr", "dr"})
       .expect(args.mu || args.Sigma, error_code::missing, "mu", "neither mu nor Sigma is given")
-      .distinct("mu", args.mu, "moments.k", args.moments.k)
-      .distinct("Sigma", args.Sigma, "moments.k", args.moments.k)
-      .distinct("Sigma", args.Sigma, "mu", args.mu);
+      .no_overlap();
   return c.result();
 }
 
@@ -165,6 +163,7 @@ template <class Dims = dims<>, class Data, class Separation>
       .optional("d_mu", grads.d_mu, {"B", "L", "HR", "dr"})
       .optional("d_Sigma", grads.d_Sigma, {"B", "L", "HR", "dr", "dr"});
   check_moment_grads(c, args.moments, grads.moments);
+  c.no_overlap();
   return c.result();
 }
 

@@ -47,7 +47,7 @@ struct selective_scan_args {
   tensor_view<const acc_t<Data>, 1> delta_bias{};  ///< (D), optional: absent means 0
   tensor_view<const State, 3> initial_state{};     ///< (S, D, N), optional: absent means 0
   index_view cu_seqlens{};                         ///< (S+1), optional: packed sequences of one batch entry
-  tensor_view<Data, 3> y;                          ///< (B, T, D), out; must not overlap an input
+  tensor_view<Data, 3> y;                          ///< (B, T, D), out; overlaps no other operand
   tensor_view<State, 3> final_state{};             ///< (S, D, N), optional, out; may be initial_state itself
   bool delta_softplus = false;
 };
@@ -72,8 +72,8 @@ struct selective_scan_step_args {
 };
 
 /// Gradients of selective_scan(). The upstream ones may be absent, which means zero; the others may be
-/// absent, which means not wanted and costs nothing; they are overwritten, never added to. Those of A, D and
-/// delta_bias are summed over batch, time and sequences.
+/// absent, which means not wanted and costs nothing; they are overwritten, never added to, and share memory with no
+/// other operand. Those of A, D and delta_bias are summed over batch, time and sequences.
 template <class Data, class State = acc_t<Data>>
 struct selective_scan_grads {
   tensor_view<const Data, 3> d_y{};             ///< (B, T, D), upstream
@@ -104,19 +104,6 @@ void check_scan_operands(argument_checks& c, const Args& args) {
       .optional("delta_bias", args.delta_bias, {"D"});
 }
 
-/// Checks that an output is none of the inputs' memory.
-template <class Args, class Out>
-void check_scan_distinct(argument_checks& c, const Args& args, const char* name, const Out& out) {
-  c.distinct(name, out, "u", args.u)
-      .distinct(name, out, "delta", args.delta)
-      .distinct(name, out, "A", args.A)
-      .distinct(name, out, "B", args.B)
-      .distinct(name, out, "C", args.C)
-      .distinct(name, out, "D", args.D)
-      .distinct(name, out, "z", args.z)
-      .distinct(name, out, "delta_bias", args.delta_bias);
-}
-
 /// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
 template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const selective_scan_args<Data, State>& args) {
@@ -127,10 +114,7 @@ template <class Dims = dims<>, class Data, class State>
       .optional("initial_state", args.initial_state, {"S", "D", "N"})
       .required("y", args.y, {"B", "T", "D"})
       .optional("final_state", args.final_state, {"S", "D", "N"})
-      .distinct("y", args.y, "initial_state", args.initial_state)
-      .distinct("y", args.y, "final_state", args.final_state);
-  check_scan_distinct(c, args, "y", args.y);
-  check_scan_distinct(c, args, "final_state", args.final_state);
+      .no_overlap({{"final_state", "initial_state"}});
   return c.result();
 }
 
@@ -153,7 +137,8 @@ template <class Dims = dims<>, class Data, class State>
       .optional_if(static_cast<bool>(args.D), "d_D", grads.d_D, {"D"}, "D is not")
       .optional_if(static_cast<bool>(args.z), "d_z", grads.d_z, {"B", "T", "D"}, "z is not")
       .optional_if(static_cast<bool>(args.delta_bias), "d_delta_bias", grads.d_delta_bias, {"D"}, "delta_bias is not")
-      .optional("d_initial_state", grads.d_initial_state, {"S", "D", "N"});
+      .optional("d_initial_state", grads.d_initial_state, {"S", "D", "N"})
+      .no_overlap();
   return c.result();
 }
 
@@ -163,17 +148,11 @@ template <class Dims = dims<>, class Data, class State>
   argument_checks c("selective_scan_step");
   check_scan_operands(c, args);
   c.fixed<Dims>("A", "N");
-  c.range("T", selective_scan_limits::step_tokens)
-      .required("state", args.state, {"slots", "D", "N"})
-      .include(check_pool_shape(c, args.read_indices, args.write_indices))
-      .required("y", args.y, {"B", "T", "D"})
+  c.range("T", selective_scan_limits::step_tokens).required("state", args.state, {"slots", "D", "N"});
+  check_pool_shape(c, "state", args.read_indices, args.write_indices);
+  c.required("y", args.y, {"B", "T", "D"})
       .optional("intermediate_states", args.intermediate_states, {"B", "T", "D", "N"})
-      .distinct("y", args.y, "state", args.state)
-      .distinct("intermediate_states", args.intermediate_states, "state", args.state)
-      .distinct("intermediate_states", args.intermediate_states, "y", args.y);
-  check_scan_distinct(c, args, "y", args.y);
-  check_scan_distinct(c, args, "state", args.state);
-  check_scan_distinct(c, args, "intermediate_states", args.intermediate_states);
+      .no_overlap();
   return c.result();
 }
 

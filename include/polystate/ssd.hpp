@@ -51,7 +51,7 @@ struct ssd_args {
   tensor_view<const acc_t<Data>, 1> dt_bias{};  ///< (H), optional: absent means 0
   tensor_view<const State, 4> initial_state{};  ///< (S, H, P, N), optional: absent means 0
   index_view cu_seqlens{};                      ///< (S+1), optional: packed sequences of one batch entry
-  tensor_view<Data, 4> y;                       ///< (B, T, H, P), out; must not overlap an input
+  tensor_view<Data, 4> y;                       ///< (B, T, H, P), out; overlaps no other operand
   tensor_view<State, 4> final_state{};          ///< (S, H, P, N), optional, out; may be initial_state itself
   bool dt_softplus = false;
   double dt_min = -std::numeric_limits<double>::infinity();
@@ -80,8 +80,9 @@ struct ssd_step_args {
 };
 
 /// Gradients of ssd(). The upstream ones may be absent, which means zero; the others may be absent, which
-/// means not wanted and costs nothing; they are overwritten, never added to. Those of A, D and dt_bias are
-/// summed over batch, time and sequences. The clamp passes a gradient where dt_min <= d <= dt_max.
+/// means not wanted and costs nothing; they are overwritten, never added to, and share memory with no other operand.
+/// Those of A, D and dt_bias are summed over batch, time and sequences. The clamp passes a gradient where dt_min <= d
+/// <= dt_max.
 template <class Data, class State = acc_t<Data>>
 struct ssd_grads {
   tensor_view<const Data, 4> d_y{};             ///< (B, T, H, P), upstream
@@ -174,19 +175,6 @@ void check_query_grads(argument_checks& c, const query_grads<Data, rule::ssd>& g
   c.optional("d_C", grads.d_C, {"B", "T", "HK", "dk"});
 }
 
-/// Checks that an output is none of the operands' memory.
-template <class Data, class Out>
-void check_distinct(argument_checks& c, const operands<Data, rule::ssd>& in, const char* name, const Out& out) {
-  c.distinct(name, out, "x", in.x)
-      .distinct(name, out, "dt", in.dt)
-      .distinct(name, out, "A", in.A)
-      .distinct(name, out, "B", in.B)
-      .distinct(name, out, "C", in.C)
-      .distinct(name, out, "D", in.D)
-      .distinct(name, out, "z", in.z)
-      .distinct(name, out, "dt_bias", in.dt_bias);
-}
-
 /// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
 template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const ssd_args<Data, State>& args) {
@@ -197,10 +185,7 @@ template <class Dims = dims<>, class Data, class State>
       .optional("initial_state", args.initial_state, {"S", "H", "P", "N"})
       .required("y", args.y, {"B", "T", "H", "P"})
       .optional("final_state", args.final_state, {"S", "H", "P", "N"})
-      .distinct("y", args.y, "initial_state", args.initial_state)
-      .distinct("y", args.y, "final_state", args.final_state);
-  check_distinct(c, operands_of(args), "y", args.y);
-  check_distinct(c, operands_of(args), "final_state", args.final_state);
+      .no_overlap({{"final_state", "initial_state"}});
   return c.result();
 }
 
@@ -215,7 +200,7 @@ template <class Dims = dims<>, class Data, class State>
       .optional("d_y", grads.d_y, {"B", "T", "H", "P"})
       .optional("d_final_state", grads.d_final_state, {"S", "H", "P", "N"});
   check_grads(c, operands_of(args), operand_grads_of(grads));
-  c.optional("d_initial_state", grads.d_initial_state, {"S", "H", "P", "N"});
+  c.optional("d_initial_state", grads.d_initial_state, {"S", "H", "P", "N"}).no_overlap();
   return c.result();
 }
 
@@ -225,17 +210,11 @@ template <class Dims = dims<>, class Data, class State>
   argument_checks c("ssd_step");
   check_operands(c, operands_of(args));
   c.fixed<Dims>("x", "P", "N");
-  c.range("T", ssd_limits::step_tokens)
-      .required("state", args.state, {"slots", "H", "P", "N"})
-      .include(check_pool_shape(c, args.read_indices, args.write_indices))
-      .required("y", args.y, {"B", "T", "H", "P"})
+  c.range("T", ssd_limits::step_tokens).required("state", args.state, {"slots", "H", "P", "N"});
+  check_pool_shape(c, "state", args.read_indices, args.write_indices);
+  c.required("y", args.y, {"B", "T", "H", "P"})
       .optional("intermediate_states", args.intermediate_states, {"B", "T", "H", "P", "N"})
-      .distinct("y", args.y, "state", args.state)
-      .distinct("intermediate_states", args.intermediate_states, "state", args.state)
-      .distinct("intermediate_states", args.intermediate_states, "y", args.y);
-  check_distinct(c, operands_of(args), "y", args.y);
-  check_distinct(c, operands_of(args), "state", args.state);
-  check_distinct(c, operands_of(args), "intermediate_states", args.intermediate_states);
+      .no_overlap();
   return c.result();
 }
 

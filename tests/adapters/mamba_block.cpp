@@ -259,7 +259,11 @@ TEST(MambaBlock, Refusals) {
   refused([](args_type& a) { a.final_scan_state = a.final_scan_state.slice(0, 0, 1); }, error_code::shape,
           "final_scan_state", "(S, di, N)");
   std::vector<float> memory(30);
-  refused([&](args_type& a) { a.y = {memory.data(), {2, 5, 3}}, a.x = a.y; }, error_code::overlap, "y", "address of x");
+  refused(
+      [&](args_type& a) {
+        a.y = {memory.data(), {2, 5, 3}}, a.x = a.y;
+      },
+      error_code::overlap, "y", "shares memory with x");
 
   auto pool = mamba_states<float>::shaped({}, 3);
   mamba_block_step_args<float> step{.x = c.p.args().x,

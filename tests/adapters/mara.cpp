@@ -259,9 +259,9 @@ TEST_F(MaraCheck, Segments) {
 
 TEST_F(MaraCheck, Overlap) {
   args.s = {p.p.view().data(), {3, 3}};
-  expect_refused(error_code::overlap, "s", "starts at the address of p");
+  expect_refused(error_code::overlap, "s", "shares memory with p");
   args.g = {const_cast<float*>(args.w_l.data()), {3}};
-  expect_refused(error_code::overlap, "g", "starts at the address of w_l");
+  expect_refused(error_code::overlap, "g", "shares memory with w_l");
   args.p = {p.p.view().data(), {3, 3}, {0, 1}};
   expect_refused(error_code::stride, "p", "stride 0 along index 0");
 }

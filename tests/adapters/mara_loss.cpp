@@ -209,7 +209,7 @@ TEST(MaraLossCheck, Refusals) {
   refused(args, error_code::value, "global_weight", "nan");
   args = p.args();
   args.loss = {p.parts.view().data(), {1}};
-  refused(args, error_code::overlap, "loss", "parts");
+  refused(args, error_code::overlap, "parts", "loss");
 
   p.relevance.assign({0, 0, 0});
   refused(p.args(), error_code::value, "relevance", "no entry above 0");

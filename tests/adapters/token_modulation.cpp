@@ -285,7 +285,7 @@ TEST(TokenModulation, Refusals) {
       error_code::unsupported, "phi_w", "q = 3, supported: 1 or r = 2");
   refused([](args_type& a) { a.phi_b = a.phi_b.slice(0, 0, 1); }, error_code::shape, "phi_b", "(q) = (2)");
   refused([](args_type& a) { a.lam = a.lam.slice(2, 0, 1); }, error_code::shape, "lam", "(B, T, q) = (2, 5, 2)");
-  refused([&](args_type& a) { a.lam = {a.h.data(), {2, 5, 2}}; }, error_code::overlap, "lam", "address of h");
+  refused([&](args_type& a) { a.lam = {a.h.data(), {2, 5, 2}}; }, error_code::overlap, "lam", "shares memory with h");
   refused([](args_type& a) { a.initial_scan_state = a.initial_scan_state.slice(0, 0, 1); }, error_code::shape,
           "initial_scan_state", "(S, di, N) = (2, 4, 3)");
 

@@ -95,7 +95,7 @@ TEST_F(CausalConv1dCheck, Overlap) {
   args.y = p.x.view();
   expect_refused(error_code::overlap, "y", "x");
   args = p.args();
-  args.final_state = p.initial_state.view();  // the one overlap that is allowed
+  args.final_state = p.initial_state.view();  // the one pair that may be one view
   EXPECT_TRUE(check(args).ok());
 }
 

@@ -132,17 +132,17 @@ TEST_F(GatedDeltaRuleCheck, Overlap) {
     set();
     expect_refused(error_code::overlap, output, input);
   };
-  both([&] { args.q = at(args.q); }, "o", "address of q");
-  both([&] { args.k = at(args.k); }, "o", "address of k");
-  both([&] { args.v = at(args.v); }, "o", "address of v");
-  both([&] { args.g = gate; }, "o", "address of g");
-  both([&] { args.beta = gate; }, "o", "address of beta");
-  both([&] { args.initial_state = at(args.initial_state); }, "o", "address of initial_state");
-  both([&] { args.final_state = at(args.final_state); }, "o", "address of final_state");
+  both([&] { args.q = at(args.q); }, "o", "shares memory with q");
+  both([&] { args.k = at(args.k); }, "o", "shares memory with k");
+  both([&] { args.v = at(args.v); }, "o", "shares memory with v");
+  both([&] { args.g = gate; }, "o", "shares memory with g");
+  both([&] { args.beta = gate; }, "o", "shares memory with beta");
+  both([&] { args.initial_state = at(args.initial_state); }, "o", "shares memory with initial_state");
+  both([&] { args.final_state = at(args.final_state); }, "final_state", "shares memory with o");
   args.final_state = at(args.final_state);
   args.k = at(args.k);
-  expect_refused(error_code::overlap, "final_state", "address of k");
-  args.final_state = p.initial_state.view();  // the one overlap that is allowed
+  expect_refused(error_code::overlap, "final_state", "shares memory with k");
+  args.final_state = p.initial_state.view();  // the one pair that may be one view
   EXPECT_TRUE(check(args).ok());
 }
 
@@ -263,13 +263,13 @@ TEST_F(GatedDeltaRuleStepCheck, Overlap) {
     return tensor_view<float, 4>(data, extents);
   };
   args.o = same_start(args.o, state.view().data());
-  expect_refused(error_code::overlap, "o", "address of state");
+  expect_refused(error_code::overlap, "o", "shares memory with state");
   args.o = same_start(args.o, intermediate.view().data());
-  expect_refused(error_code::overlap, "intermediate_states", "address of o");
+  expect_refused(error_code::overlap, "intermediate_states", "shares memory with o");
   args.q = same_start(args.q, state.view().data());
-  expect_refused(error_code::overlap, "state", "address of q");
+  expect_refused(error_code::overlap, "state", "shares memory with q");
   args.v = same_start(args.v, intermediate.view().data());
-  expect_refused(error_code::overlap, "intermediate_states", "address of v");
+  expect_refused(error_code::overlap, "intermediate_states", "shares memory with v");
 }
 
 TEST_F(GatedDeltaRuleStepCheck, TooManyTokens) {

@@ -379,7 +379,8 @@ TEST(GatedDeltaRuleCudaFrame, Refusals) {
   EXPECT_TRUE(refuses(check(on_cuda{}, args), error_code::unsupported, "q", "dk = 513, supported: 1 to 512"));
   args = device.args();
   args.v = {args.v.data(), {1, 9, 1, 513}, {0, 0, 0, 0}};
-  args.o = {args.o.data(), {1, 9, 1, 513}};
+  tensor<float, 4> wide({1, 9, 1, 513});
+  args.o = wide.view();
   args.initial_state = {};
   args.final_state = {};
   EXPECT_TRUE(refuses(check(on_cuda{}, args), error_code::unsupported, "v", "dv = 513, supported: 1 to 512"));

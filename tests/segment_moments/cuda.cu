@@ -266,7 +266,8 @@ TEST(SegmentMomentsCudaFrame, Refusals) {
   const device_moments<float, uniform> device(p);
   auto args = device.args();
   args.moments.k = {args.moments.k.data(), {1, 9, 1, 513}, {0, 0, 0, 0}};
-  args.mu = {args.mu.data(), {1, 3, 1, 513}};
+  tensor<float, 4> wide({1, 3, 1, 513});
+  args.mu = wide.view();
   args.Sigma = {};
   EXPECT_TRUE(refuses(check(on_cuda{}, args), error_code::unsupported, "moments.k", "dr = 513, supported: 1 to 512"));
   args = device.args();

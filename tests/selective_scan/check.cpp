@@ -122,7 +122,7 @@ TEST_F(SelectiveScanCheck, Overlap) {
     args.*member = moved_to(start, args.*member);
     if (output == "y") args.y = moved_to(start, args.y);
     if (output == "final_state") args.final_state = moved_to(start, args.final_state);
-    expect_refused(error_code::overlap, output, "address of " + name);
+    expect_refused(error_code::overlap, output, "shares memory with " + name);
   };
   using args_type = selective_scan_args<float>;
   for (const std::string output : {"y", "final_state"}) {
@@ -136,9 +136,26 @@ TEST_F(SelectiveScanCheck, Overlap) {
     both(&args_type::delta_bias, output, "delta_bias");
   }
   both(&args_type::initial_state, "y", "initial_state");
-  both(&args_type::final_state, "y", "final_state");
-  args.final_state = p.initial_state.view();  // the one overlap that is allowed
+  both(&args_type::y, "final_state", "y");
+  args.final_state = p.initial_state.view();  // the one pair that may be one view
   EXPECT_TRUE(check(args).ok());
+}
+
+// bugs B181: of two gradients in one memory one would be lost.
+TEST_F(SelectiveScanCheck, TwoGradientsInOneMemory) {
+  scan_problem<float> two({.B = 1, .T = 2, .D = 1, .G = 1, .N = 1}, rng);
+  tensor<float, 3> d_y({1, 2, 1}), gradient({1, 2, 1});
+  fill(d_y, 1);
+  const auto refused = [&](const tensor_view<float, 3>& d_u, const tensor_view<float, 3>& d_delta, const char* argument,
+                           const char* text) {
+    const selective_scan_grads<float> grads{.d_y = d_y.view(), .d_u = d_u, .d_delta = d_delta};
+    EXPECT_TRUE(
+        refuses(try_selective_scan_backward(on_reference{}, two.args(), grads), error_code::overlap, argument, text));
+    EXPECT_TRUE(all_are(gradient.view(), std::nan(""))) << "written to";
+  };
+  refused(gradient.view(), gradient.view(), "d_delta", "shares memory with d_u; outputs must not overlap");
+  refused(two.u.view(), gradient.view(), "d_u", "shares memory with u;");
+  refused(gradient.view(), d_y.view(), "d_delta", "shares memory with d_y;");
 }
 
 TEST_F(SelectiveScanCheck, PackedSequences) {
@@ -224,17 +241,17 @@ TEST_F(SelectiveScanStepCheck, Operands) {
 
 TEST_F(SelectiveScanStepCheck, Overlap) {
   args.y = moved_to(state.view().data(), args.y);
-  expect_refused(error_code::overlap, "y", "address of state");
+  expect_refused(error_code::overlap, "y", "shares memory with state");
   args.y = moved_to(intermediate.view().data(), args.y);
-  expect_refused(error_code::overlap, "intermediate_states", "address of y");
+  expect_refused(error_code::overlap, "intermediate_states", "shares memory with y");
   args.intermediate_states = moved_to(state.view().data(), args.intermediate_states);
-  expect_refused(error_code::overlap, "intermediate_states", "address of state");
+  expect_refused(error_code::overlap, "intermediate_states", "shares memory with state");
   args.C = moved_to(state.view().data(), args.C);
-  expect_refused(error_code::overlap, "state", "address of C");
+  expect_refused(error_code::overlap, "state", "shares memory with C");
   args.u = moved_to(intermediate.view().data(), args.u);
-  expect_refused(error_code::overlap, "intermediate_states", "address of u");
+  expect_refused(error_code::overlap, "intermediate_states", "shares memory with u");
   args.delta = moved_to(p.y.view().data(), args.delta);
-  expect_refused(error_code::overlap, "y", "address of delta");
+  expect_refused(error_code::overlap, "y", "shares memory with delta");
 }
 
 TEST_F(SelectiveScanStepCheck, TooManyTokens) {

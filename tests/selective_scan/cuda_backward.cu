@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <set>
 #include <string>
@@ -631,10 +632,12 @@ TEST(SelectiveScanBackwardCuda, ScratchPast2To31Elements) {
   };
   std::size_t bytes = 0;
   std::int64_t B = 32;
-  alignas(float) static float nowhere[1];  // sizes alone are asked for
+  // Sizes alone are asked for: addresses without memory, away from each other.
+  float* const nowhere = reinterpret_cast<float*>(std::uintptr_t{1} << 40);
+  float* const elsewhere = reinterpret_cast<float*>(std::uintptr_t{1} << 41);
   do {
     B *= 2;
-    bytes = workspace_bytes(on_cuda{}, args_of(B), grads_of(B, nowhere, nowhere));
+    bytes = workspace_bytes(on_cuda{}, args_of(B), grads_of(B, nowhere, elsewhere));
   } while (bytes <= (std::size_t{1} << 33) + (std::size_t{1} << 30) && B < 4096);
   const std::size_t results = static_cast<std::size_t>(B * D * N) * sizeof(float);
   if (!device_has_free(bytes + results + (std::size_t{2} << 30)))

@@ -56,7 +56,7 @@ struct mamba_block_args {
   tensor_view<const Data, 3> initial_conv_state{};         ///< (S, W-1, di), optional: absent means 0; oldest first
   tensor_view<const acc_t<Data>, 3> initial_scan_state{};  ///< (S, di, N), optional: absent means 0
   index_view cu_seqlens{};                                 ///< (S+1), optional: packed sequences of one batch entry
-  tensor_view<Data, 3> y;                                  ///< (B, T, d), out; must not overlap an input
+  tensor_view<Data, 3> y;                                  ///< (B, T, d), out; overlaps no other operand
   tensor_view<Data, 3> final_conv_state{};                 ///< (S, W-1, di), optional, out; may be the initial one
   tensor_view<acc_t<Data>, 3> final_scan_state{};          ///< (S, di, N), optional, out; may be the initial one
 };
@@ -76,7 +76,7 @@ struct mamba_block_step_args {
 };
 
 /// Gradients of a block's parameters, summed over batch, time and sequences. An absent one is not wanted and costs
-/// nothing; they are overwritten, never added to.
+/// nothing; they are overwritten, never added to, and share memory with no other operand.
 template <class Data>
 struct mamba_block_weight_grads {
   tensor_view<Data, 2> d_in_proj{};           ///< (2di, d), out
@@ -146,22 +146,22 @@ void check_mamba_initial_states(argument_checks& c, const Args& args) {
       .optional("initial_scan_state", args.initial_scan_state, {"S", "di", "N"});
 }
 
-/// Checks the states after the sequences.
+/// Checks the states after the sequences, the last of the operands: then none may overlap.
 template <class Args>
 void check_mamba_final_states(argument_checks& c, const Args& args) {
   c.optional("final_conv_state", args.final_conv_state, {"S", {"W", -1}, "di"})
-      .optional("final_scan_state", args.final_scan_state, {"S", "di", "N"});
+      .optional("final_scan_state", args.final_scan_state, {"S", "di", "N"})
+      .no_overlap({{"final_conv_state", "initial_conv_state"}, {"final_scan_state", "initial_scan_state"}});
 }
 
-/// Checks the gradients of the states.
+/// Checks the gradients of the states, the last of the operands: then none may overlap.
 template <class Grads>
 void check_mamba_state_grads(argument_checks& c, const Grads& grads) {
   c.optional("d_final_conv_state", grads.d_final_conv_state, {"S", {"W", -1}, "di"})
       .optional("d_final_scan_state", grads.d_final_scan_state, {"S", "di", "N"})
       .optional("d_initial_conv_state", grads.d_initial_conv_state, {"S", {"W", -1}, "di"})
       .optional("d_initial_scan_state", grads.d_initial_scan_state, {"S", "di", "N"})
-      .distinct("d_initial_conv_state", grads.d_initial_conv_state, "d_final_conv_state", grads.d_final_conv_state)
-      .distinct("d_initial_scan_state", grads.d_initial_scan_state, "d_final_scan_state", grads.d_final_scan_state);
+      .no_overlap();
 }
 
 /// Checks the pools of a step; binds "slots".
@@ -169,15 +169,10 @@ template <class Args>
 void check_mamba_pool(argument_checks& c, const Args& args) {
   c.range("T", mamba_block_limits::step_tokens)
       .required("conv_state", args.conv_state, {"slots", {"W", -1}, "di"})
-      .required("scan_state", args.scan_state, {"slots", "di", "N"})
-      .expect(args.read_indices || c.size("slots") == c.size("B"), error_code::shape, "conv_state",
-              "slots = " + std::to_string(c.size("slots")) +
-                  ", supported without read_indices: B = " + std::to_string(c.size("B")));
-  c.include(check_pool_shape(c, args.read_indices, args.write_indices))
-      .optional("intermediate_conv_states", args.intermediate_conv_states, {"B", "T", {"W", -1}, "di"})
-      .optional("intermediate_scan_states", args.intermediate_scan_states, {"B", "T", "di", "N"})
-      .distinct("intermediate_conv_states", args.intermediate_conv_states, "conv_state", args.conv_state)
-      .distinct("intermediate_scan_states", args.intermediate_scan_states, "scan_state", args.scan_state);
+      .required("scan_state", args.scan_state, {"slots", "di", "N"});
+  check_pool_shape(c, "conv_state", args.read_indices, args.write_indices);
+  c.optional("intermediate_conv_states", args.intermediate_conv_states, {"B", "T", {"W", -1}, "di"})
+      .optional("intermediate_scan_states", args.intermediate_scan_states, {"B", "T", "di", "N"});
 }
 
 /// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
@@ -187,7 +182,7 @@ template <class Data>
   c.required("x", args.x, {"B", "T", "d"});
   check_mamba_weights(c, args.weights, "d");
   check_mamba_initial_states(c, args);
-  c.required("y", args.y, {"B", "T", "d"}).distinct("y", args.y, "x", args.x);
+  c.required("y", args.y, {"B", "T", "d"});
   check_mamba_final_states(c, args);
   return c.result();
 }
@@ -199,10 +194,7 @@ template <class Data>
   c.required("x", args.x, {"B", "T", "d"});
   check_mamba_weights(c, args.weights, "d");
   check_mamba_initial_states(c, args);
-  c.optional("d_y", grads.d_y, {"B", "T", "d"})
-      .optional("d_x", grads.d_x, {"B", "T", "d"})
-      .distinct("d_x", grads.d_x, "d_y", grads.d_y)
-      .distinct("d_x", grads.d_x, "x", args.x);
+  c.optional("d_y", grads.d_y, {"B", "T", "d"}).optional("d_x", grads.d_x, {"B", "T", "d"});
   check_mamba_weight_grads(c, grads.d_weights, "d");
   check_mamba_state_grads(c, grads);
   return c.result();
@@ -215,9 +207,7 @@ template <class Data>
   c.required("x", args.x, {"B", "T", "d"});
   check_mamba_weights(c, args.weights, "d");
   check_mamba_pool(c, args);
-  c.required("y", args.y, {"B", "T", "d"})
-      .distinct("y", args.y, "x", args.x)
-      .distinct("y", args.y, "conv_state", args.conv_state);
+  c.required("y", args.y, {"B", "T", "d"}).no_overlap();
   return c.result();
 }
 

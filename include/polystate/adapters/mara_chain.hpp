@@ -46,7 +46,7 @@ struct mara_chain_args {
       .required("topk", args.topk, {"k"})
       .expect(c.size("k") >= 1 && c.size("k") <= args.candidates, error_code::value, "topk",
               "k = " + std::to_string(c.size("k")) + ", supported: 1 to N = " + std::to_string(args.candidates))
-      .distinct("topk", args.topk, "anchors", args.anchors);
+      .no_overlap();
   return c.result();
 }
 

@@ -44,7 +44,7 @@ struct mara_loss_args {
 };
 
 /// Gradients of mara_loss(). The upstream one may be absent, which means zero; the others may be absent, which means
-/// not wanted; they are overwritten, never added to.
+/// not wanted; they are overwritten, never added to, and share memory with no other operand.
 template <class Data>
 struct mara_loss_grads {
   tensor_view<const acc_t<Data>, 1> d_loss{};  ///< (1), upstream
@@ -75,17 +75,7 @@ template <class Data>
 [[nodiscard]] status check(const mara_loss_args<Data>& args) {
   argument_checks c("mara_loss");
   check_inputs(c, args);
-  c.required("loss", args.loss, {1})
-      .optional("parts", args.parts, {3})
-      .distinct("loss", args.loss, "parts", args.parts);
-  const auto distinct = [&](const char* name, const auto& out) {
-    c.distinct(name, out, "r", args.r)
-        .distinct(name, out, "relevance", args.relevance)
-        .distinct(name, out, "r_global", args.r_global)
-        .distinct(name, out, "global_relevance", args.global_relevance);
-  };
-  distinct("loss", args.loss);
-  distinct("parts", args.parts);
+  c.required("loss", args.loss, {1}).optional("parts", args.parts, {3}).no_overlap();
   return c.result();
 }
 
@@ -96,7 +86,8 @@ template <class Data>
   check_inputs(c, args);
   c.optional("d_loss", grads.d_loss, {1})
       .optional("d_r", grads.d_r, {"N"})
-      .optional_if(static_cast<bool>(args.r_global), "d_r_global", grads.d_r_global, {"NG"}, "r_global is not");
+      .optional_if(static_cast<bool>(args.r_global), "d_r_global", grads.d_r_global, {"NG"}, "r_global is not")
+      .no_overlap();
   return c.result();
 }
 

@@ -59,7 +59,7 @@ struct mara_args {
 };
 
 /// Gradients of mara(). The upstream ones may be absent, which means zero; the others may be absent, which means not
-/// wanted; they are overwritten, never added to.
+/// wanted; they are overwritten, never added to, and share memory with no other operand.
 template <class Data>
 struct mara_grads {
   tensor_view<const Data, 2> d_p{};                                                ///< (N, d), upstream
@@ -75,11 +75,6 @@ struct mara_grads {
   tensor_view<Data, 1> d_w_l{};                                                    ///< (D), out; w_l given
   tensor_view<Data, 2> d_W_g{};                                                    ///< (NG, D), out; W_g given
 };
-
-/// The name of an operand of one layer.
-inline std::string name_in_block(const char* blocks, std::size_t layer, const std::string& operand) {
-  return std::string(blocks) + "[" + std::to_string(layer) + "]." + operand;
-}
 
 /// Checks the inputs and binds "T", "d", "N", "da", "D" and, with a global head, "NG".
 template <class Data>
@@ -104,9 +99,7 @@ void check_inputs(argument_checks& c, const mara_args<Data>& args) {
     argument_checks block("");
     block.bind("D", c.size("D"));
     check_mamba_weights(block, args.blocks[l], "D");
-    status s = block.result();
-    s.argument = name_in_block("blocks", l, s.argument);
-    c.include(s);
+    c.include(block, "blocks", l);
   }
 }
 
@@ -119,30 +112,8 @@ template <class Data>
       .optional("s", args.s, {"N", "D"})
       .optional_if(static_cast<bool>(args.w_l), "r", args.r, {"N"}, "w_l is not")
       .optional("g", args.g, {"D"})
-      .optional_if(static_cast<bool>(args.W_g), "r_global", args.r_global, {"NG"}, "W_g is not");
-  const auto distinct = [&](const char* name, const auto& out) {
-    c.distinct(name, out, "H", args.H)
-        .distinct(name, out, "W_k", args.W_k)
-        .distinct(name, out, "q_a", args.q_a)
-        .distinct(name, out, "W_in", args.W_in)
-        .distinct(name, out, "w_l", args.w_l)
-        .distinct(name, out, "W_g", args.W_g);
-  };
-  distinct("p", args.p);
-  distinct("s", args.s);
-  distinct("r", args.r);
-  distinct("g", args.g);
-  distinct("r_global", args.r_global);
-  c.distinct("s", args.s, "p", args.p)
-      .distinct("r", args.r, "p", args.p)
-      .distinct("r", args.r, "s", args.s)
-      .distinct("g", args.g, "p", args.p)
-      .distinct("g", args.g, "s", args.s)
-      .distinct("g", args.g, "r", args.r)
-      .distinct("r_global", args.r_global, "p", args.p)
-      .distinct("r_global", args.r_global, "s", args.s)
-      .distinct("r_global", args.r_global, "r", args.r)
-      .distinct("r_global", args.r_global, "g", args.g);
+      .optional_if(static_cast<bool>(args.W_g), "r_global", args.r_global, {"NG"}, "W_g is not")
+      .no_overlap();
   return c.result();
 }
 
@@ -168,11 +139,11 @@ template <class Data>
     argument_checks block("");
     block.bind("D", c.size("D"));
     check_mamba_weights(block, args.blocks[l], "D");
-    check_mamba_weight_grads(block, grads.d_blocks[l], "D");
-    status s = block.result();
-    s.argument = name_in_block("d_blocks", l, s.argument);
-    c.include(s);
+    argument_checks gradients = block.sizes();
+    check_mamba_weight_grads(gradients, grads.d_blocks[l], "D");
+    c.include(gradients, "d_blocks", l);
   }
+  c.no_overlap();
   return c.result();
 }
 

@@ -47,7 +47,7 @@ struct malora_args {
   tensor_view<const Data, 3> initial_conv_state{};         ///< (S, W-1, di), optional: absent means 0; oldest first
   tensor_view<const acc_t<Data>, 3> initial_scan_state{};  ///< (S, di, N), optional: absent means 0
   index_view cu_seqlens{};                                 ///< (S+1), optional: packed sequences of one batch entry
-  tensor_view<Data, 3> h;                                  ///< (B, T, dout), out; must not overlap an input
+  tensor_view<Data, 3> h;                                  ///< (B, T, dout), out; overlaps no other operand
   tensor_view<acc_t<Data>, 3> lam{};                       ///< (B, T, q), optional, out
   tensor_view<Data, 3> final_conv_state{};                 ///< (S, W-1, di), optional, out; may be the initial one
   tensor_view<acc_t<Data>, 3> final_scan_state{};          ///< (S, di, N), optional, out; may be the initial one
@@ -75,8 +75,8 @@ struct malora_step_args {
 };
 
 /// Gradients of malora(). The upstream ones may be absent, which means zero; the others may be absent, which means not
-/// wanted and costs nothing; they are overwritten, never added to. Those of parameters are summed over batch, time and
-/// sequences. W0 is frozen in LoRA: d_W0 is there for whoever trains it too.
+/// wanted and costs nothing; they are overwritten, never added to, and share memory with no other operand. Those of
+/// parameters are summed over batch, time and sequences. W0 is frozen in LoRA: d_W0 is there for whoever trains it too.
 template <class Data>
 struct malora_grads {
   tensor_view<const Data, 3> d_h{};                        ///< (B, T, dout), upstream
@@ -109,7 +109,7 @@ struct toplora_args {
   tensor_view<const Data, 2> B;               ///< (dout, r)
   tensor_view<const Data, 2> P;               ///< (r, din)
   tensor_view<const acc_t<Data>, 1> rms_w{};  ///< (r), optional: absent means 1
-  tensor_view<Data, 3> h;                     ///< (B, T, dout), out; must not overlap an input
+  tensor_view<Data, 3> h;                     ///< (B, T, dout), out; overlaps no other operand
   tensor_view<acc_t<Data>, 3> lam{};          ///< (B, T, r), optional, out
   double rms_eps = 1e-6;                      ///< above 0
 };
@@ -162,11 +162,7 @@ void check_toplora_modulator(argument_checks& c, const toplora_args<Data>& args)
 /// Checks the outputs; `q` names the number of factors.
 template <class Args>
 void check_modulated_outputs(argument_checks& c, const Args& args, const char* q) {
-  c.required("h", args.h, {"B", "T", "dout"})
-      .optional("lam", args.lam, {"B", "T", q})
-      .distinct("h", args.h, "x", args.x)
-      .distinct("lam", args.lam, "x", args.x)
-      .distinct("lam", args.lam, "h", args.h);
+  c.required("h", args.h, {"B", "T", "dout"}).optional("lam", args.lam, {"B", "T", q});
 }
 
 /// Checks the gradients that both adapters have.
@@ -178,9 +174,7 @@ void check_low_rank_grads(argument_checks& c, const Args& args, const Grads& gra
       .optional_if(static_cast<bool>(args.W0), "d_W0", grads.d_W0, {"dout", "din"}, "W0 is not")
       .optional("d_A", grads.d_A, {"r", "din"})
       .optional("d_B", grads.d_B, {"dout", "r"})
-      .optional("d_P", grads.d_P, {dp, "din"})
-      .distinct("d_x", grads.d_x, "d_h", grads.d_h)
-      .distinct("d_x", grads.d_x, "x", args.x);
+      .optional("d_P", grads.d_P, {dp, "din"});
 }
 
 /// Whether `args` is a supported problem. Reads no elements, so it is safe on device pointers.
@@ -200,6 +194,7 @@ template <class Data>
   check_low_rank(c, args);
   check_toplora_modulator(c, args);
   check_modulated_outputs(c, args, "r");
+  c.no_overlap();
   return c.result();
 }
 
@@ -222,7 +217,7 @@ template <class Data>
   check_low_rank(c, args);
   check_toplora_modulator(c, args);
   check_low_rank_grads(c, args, grads, "r", "r");
-  c.optional_if(static_cast<bool>(args.rms_w), "d_rms_w", grads.d_rms_w, {"r"}, "rms_w is not");
+  c.optional_if(static_cast<bool>(args.rms_w), "d_rms_w", grads.d_rms_w, {"r"}, "rms_w is not").no_overlap();
   return c.result();
 }
 
@@ -234,6 +229,7 @@ template <class Data>
   check_malora_modulator(c, args);
   check_mamba_pool(c, args);
   check_modulated_outputs(c, args, "q");
+  c.no_overlap();
   return c.result();
 }
 

@@ -6,9 +6,13 @@
 
 #include <polystate/core/dispatch.hpp>
 #include <polystate/core/error.hpp>
+#include <polystate/core/memory_overlap.hpp>
 #include <polystate/core/tensor_view.hpp>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 #include <string>
 #include <type_traits>
@@ -29,6 +33,12 @@ struct size_name {
     if (offset == 0) return name;
     return name + std::string(offset > 0 ? "+" : "-") + std::to_string(offset > 0 ? offset : -offset);
   }
+};
+
+/// Two operands of one shape that may be one view: the operator reads what it needs before it writes there.
+struct in_place_pair {
+  const char* output;
+  const char* input;
 };
 
 /// Collects the checks of one call. The first operand that mentions a size binds it, later ones must agree;
@@ -137,15 +147,16 @@ class argument_checks {
     return fail(code, argument, given_and_supported);
   }
 
-  /// Two operands that must not be the same memory. Only equal start addresses are seen: views that
-  /// interleave in one buffer are legal.
-  template <class T, int RankT, class U, int RankU>
-  argument_checks& distinct(const char* name, const tensor_view<T, RankT>& view, const char* other_name,
-                            const tensor_view<U, RankU>& other) {
-    if (failed() || view.data() == nullptr || view.size() == 0 || other.size() == 0) return *this;
-    if (static_cast<const void*>(view.data()) != static_cast<const void*>(other.data())) return *this;
-    return fail(error_code::overlap, name,
-                std::string("starts at the address of ") + other_name + "; they must not overlap");
+  /// Of the operands named so far, none that is written may share memory with another: call it after the last one.
+  /// Absent and empty views share none. `in_place`: pairs that may be one view, element for element; see
+  /// memory_overlap for what is exact.
+  argument_checks& no_overlap(std::initializer_list<in_place_pair> in_place = {}) {
+    for (int i = 1; i < operands_; ++i) {
+      for (int j = 0; j < i; ++j) {
+        if (!failed() && (operand_[i].written || operand_[j].written)) check_pair(operand_[i], operand_[j], in_place);
+      }
+    }
+    return *this;
   }
 
   /// A size bound by an earlier operand; 0 after a fault.
@@ -171,6 +182,31 @@ class argument_checks {
     return *this;
   }
 
+  /// The checks of entry `index` of the list of operands `list`, whose names are then "list[index].name". Its sizes
+  /// stay its own.
+  argument_checks& include(const argument_checks& entry, const char* list, std::size_t index) {
+    if (failed()) return *this;
+    if (entry.failed()) {
+      status s = entry.result();
+      s.argument = list_entry(list, index) + s.argument;
+      return include(std::move(s));
+    }
+    for (int i = 0; i < entry.operands_; ++i) {
+      named_operand operand = entry.operand_[i];
+      operand.list = list;
+      operand.index = index;
+      remember(operand);
+    }
+    return *this;
+  }
+
+  /// Checks with the sizes bound here, for another part of the operands.
+  [[nodiscard]] argument_checks sizes() const {
+    argument_checks others(status_.op);
+    others.bound_ = bound_;
+    return others;
+  }
+
   [[nodiscard]] bool failed() const { return !status_.ok(); }
   [[nodiscard]] status result() const { return status_; }
 
@@ -181,7 +217,46 @@ class argument_checks {
     const char* origin;
   };
 
-  static bool same(const char* a, const char* b) { return std::string(a) == b; }
+  /// An operand with elements, for no_overlap().
+  struct named_operand {
+    const char* name;
+    const char* list;  // null: of no list
+    std::size_t index;
+    bool written;
+    memory_layout memory;
+
+    [[nodiscard]] std::string text() const { return list == nullptr ? name : list_entry(list, index) + name; }
+  };
+  // mara's backward with all of its layers has 90.
+  static constexpr int max_operands = 96;
+
+  static bool same(const char* a, const char* b) { return std::strcmp(a, b) == 0; }
+
+  static std::string list_entry(const char* list, std::size_t index) {
+    return std::string(list) + "[" + std::to_string(index) + "].";
+  }
+
+  void remember(const named_operand& operand) {
+    if (operands_ == max_operands) {
+      fail(error_code::unsupported, operand.text().c_str(),
+           "operand " + std::to_string(max_operands + 1) + " of this call, supported: " + std::to_string(max_operands));
+      return;
+    }
+    operand_[operands_++] = operand;
+  }
+
+  void check_pair(const named_operand& a, const named_operand& b, std::initializer_list<in_place_pair> in_place) {
+    if (!memory_overlap::between(a.memory, b.memory)) return;
+    const bool promised = std::any_of(in_place.begin(), in_place.end(), [&](const in_place_pair& pair) {
+      return (same(a.name, pair.output) && same(b.name, pair.input)) ||
+             (same(b.name, pair.output) && same(a.name, pair.input));
+    });
+    if (promised && a.memory == b.memory) return;
+    const named_operand& written = a.written ? a : b;
+    fail(error_code::overlap, written.text().c_str(),
+         "shares memory with " + (a.written ? b : a).text() +
+             (promised ? "; it may be that very view or another memory" : "; outputs must not overlap"));
+  }
 
   argument_checks& fail(error_code code, const char* argument, std::string detail) {
     status_.code = code;
@@ -258,6 +333,7 @@ class argument_checks {
         }
       }
     }
+    remember({name, nullptr, 0, !std::is_const_v<T>, memory_layout::of(view)});
     return *this;
   }
 
@@ -277,6 +353,8 @@ class argument_checks {
 
   status status_;
   std::vector<bound_size> bound_;
+  int operands_ = 0;
+  named_operand operand_[max_operands];  // the first operands_ of them
 };
 
 /// Checks the contents of cu_seqlens, which must be readable here: 0 first, not decreasing, `time` last.

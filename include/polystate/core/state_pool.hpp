@@ -45,20 +45,17 @@ class state_pool {
 };
 
 /// The part of a step's check() that concerns the pool: without indices the pool has one slot a row, and
-/// write_indices come only with read_indices. Uses the bound sizes "B" and "slots".
-inline status check_pool_shape(const argument_checks& bound, const index_view& read_indices,
-                               const index_view& write_indices) {
-  argument_checks c("");
-  c.bind("B", bound.size("B")).bind("slots", bound.size("slots"), "state");
+/// write_indices come only with read_indices. `state` names the pool. Uses the bound sizes "B" and "slots".
+inline void check_pool_shape(argument_checks& c, const char* state, const index_view& read_indices,
+                             const index_view& write_indices) {
   c.optional("read_indices", read_indices, {"B"});
   if (!read_indices) {
     c.absent("write_indices", write_indices, "read_indices is not");
-    c.expect(c.size("slots") == c.size("B"), error_code::shape, "state",
+    c.expect(c.size("slots") == c.size("B"), error_code::shape, state,
              "slots = " + std::to_string(c.size("slots")) +
                  ", supported without read_indices: B = " + std::to_string(c.size("B")));
   }
   c.optional("write_indices", write_indices, {"B"});
-  return c.result();
 }
 
 /// Checks the contents of pool indices, which must be readable here: -1 or a slot, and a slot that one row
