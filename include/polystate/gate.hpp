@@ -15,12 +15,12 @@
 
 namespace polystate::inline POLYSTATE_ABI {
 
-namespace detail::inline POLYSTATE_BUILD {
+namespace polystate_detail::inline POLYSTATE_BUILD {
 
 /// log(1 + e^x), which neither overflows nor loses the small values.
 inline double softplus(double x) { return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x)); }
 
-}  // namespace detail::inline POLYSTATE_BUILD
+}  // namespace polystate_detail::inline POLYSTATE_BUILD
 
 /// Log decay of a token, at most 0:
 ///
@@ -30,7 +30,7 @@ inline double softplus(double x) { return x > 0 ? x + std::log1p(std::exp(-x)) :
 /// exp(dt A) is this one. Source: Dao & Gu 2024 (arXiv:2405.21060), section 7; Yang et al. 2024 (arXiv:2412.06464),
 /// section 3.4.
 [[nodiscard]] inline double log_decay(double a, double A_log, double dt_bias) {
-  return -std::exp(A_log) * detail::softplus(a + dt_bias);
+  return -std::exp(A_log) * polystate_detail::softplus(a + dt_bias);
 }
 
 /// Effective context length tau, in tokens, of a constant log decay g: a token Delta back keeps exp(g Delta) =
@@ -52,7 +52,7 @@ inline double softplus(double x) { return x > 0 ? x + std::log1p(std::exp(-x)) :
   c.expect(tau > 0 && std::isfinite(tau), error_code::value, "tau",
            std::to_string(tau) + ", supported: above 0 and finite");
   raise_on_error(c.result());
-  return -std::log(tau * detail::softplus(a + dt_bias));
+  return -std::log(tau * polystate_detail::softplus(a + dt_bias));
 }
 
 /// Operands of effective_lengths(): log decays as gated_delta_rule() takes them.

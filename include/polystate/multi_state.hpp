@@ -470,14 +470,16 @@ template <class Dims = dims<>, class Data, class Rule, class Separation, class R
 [[nodiscard]] status try_multi_state_backward(const on_cuda&,
                                               const multi_state_args<Data, Rule, Separation, Router, State>&,
                                               const multi_state_grads<Data, Rule, Router, State>&) {
-  static_assert(detail::has_this_pass<Data>, "multi_state has no backward on CUDA yet, supported: on_reference");
+  static_assert(polystate_detail::has_this_pass<Data>,
+                "multi_state has no backward on CUDA yet, supported: on_reference");
   return {};
 }
 template <class Dims = dims<>, class Data, class Rule, class Router, class State>
 [[nodiscard]] status try_multi_state_read_backward(const on_cuda&,
                                                    const multi_state_read_args<Data, Rule, Router, State>&,
                                                    const multi_state_read_grads<Data, Rule, Router>&) {
-  static_assert(detail::has_this_pass<Data>, "multi_state_read has no backward on CUDA yet, supported: on_reference");
+  static_assert(polystate_detail::has_this_pass<Data>,
+                "multi_state_read has no backward on CUDA yet, supported: on_reference");
   return {};
 }
 

@@ -84,7 +84,7 @@
 #  define POLYSTATE_DETAIL_TAG_CUDA none
 #endif
 
-/// Inline namespace of the policies and of everything in `detail`: builds for other CUDA architectures,
+/// Inline namespace of the policies and of everything in `polystate_detail`: builds for other CUDA architectures,
 /// another SIMD level, with or without OpenMP or -ffast-math, have other names, so that two libraries in one
 /// process never run each other's code. Eigen has no such tag: libraries that embed the host backends at
 /// different SIMD levels should be built with -fvisibility=hidden, or they share Eigen's functions.

@@ -19,8 +19,8 @@ namespace polystate::testing {
 namespace {
 
 using Data = POLYSTATE_TEST_DATA;
-using detail::cuda::conv1d::kernel_kind;
-constexpr std::int64_t V = detail::cuda::vector_elements<Data>;
+using polystate_detail::cuda::conv1d::kernel_kind;
+constexpr std::int64_t V = polystate_detail::cuda::vector_elements<Data>;
 
 const std::vector<std::int64_t> widths = {1, 2, 3, 4, 5, 6, 7, 8, 9, 31};
 
@@ -66,7 +66,7 @@ TEST(CausalConv1dCuda, RandomProblems) {
                                         << s.memory.pad << ", y like x " << same_layout << ", offsets " << x_off << ' '
                                         << y_off);
       const device_conv<Data> device(p, x_off, y_off);
-      if (p.x.view().size() > 0) ++runs[detail::cuda::conv1d::choose_kernel(device.args())];
+      if (p.x.view().size() > 0) ++runs[polystate_detail::cuda::conv1d::choose_kernel(device.args())];
       expect_reference(p, device);
       if (HasFailure()) return;  // one report is enough
     }
@@ -97,11 +97,11 @@ TEST(CausalConv1dCuda, SameBitsInEverySchedule) {
   int runs = 0;
   for (int run = 0, multiprocessors = 1; multiprocessors < 1000; multiprocessors *= 2) {
     const device_conv<Data> device(p);
-    const auto params = detail::cuda::conv1d::make_params(device.args(), multiprocessors);
+    const auto params = polystate_detail::cuda::conv1d::make_params(device.args(), multiprocessors);
     if (params.schedule.run == run) continue;
     run = params.schedule.run;
     ++runs;
-    ASSERT_TRUE(detail::cuda::conv1d::launch_forward("test", on_cuda{}, params).ok());
+    ASSERT_TRUE(polystate_detail::cuda::conv1d::launch_forward("test", on_cuda{}, params).ok());
     conv_problem<Data> got = p;
     device.download(got);
     EXPECT_TRUE(bitwise_equal(got.y, want.y)) << run << " tokens a thread";
@@ -464,7 +464,7 @@ TEST(CausalConv1dCuda, RandomSteps) {
                                         << ", D " << p.x.extents()[2] << ", pool " << bool(p.read_indices)
                                         << bool(p.write_indices));
       const std::int64_t x_off = rng() % 8 == 0 ? 1 : 0;
-      if (x_off == 0 && detail::cuda::conv1d::choose_schedule(p.args()).vectors) ++fast;
+      if (x_off == 0 && polystate_detail::cuda::conv1d::choose_schedule(p.args()).vectors) ++fast;
       expect_reference(p, x_off);
       if (HasFailure()) return;
     }

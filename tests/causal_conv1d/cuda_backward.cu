@@ -23,8 +23,8 @@ namespace polystate::testing {
 namespace {
 
 using Data = POLYSTATE_TEST_DATA;
-using detail::cuda::conv1d::kernel_kind;
-constexpr std::int64_t V = detail::cuda::vector_elements<Data>;
+using polystate_detail::cuda::conv1d::kernel_kind;
+constexpr std::int64_t V = polystate_detail::cuda::vector_elements<Data>;
 
 /// c of the elementwise bound on what running error analysis allows: sums over time in another order.
 constexpr double gradient_bound = 16;
@@ -149,7 +149,8 @@ TEST(CausalConv1dCudaBackward, RandomProblems) {
                                         << s.memory.order[1] << s.memory.order[2] << " pad " << s.memory.pad
                                         << ", offsets " << x_off << dy_off << dx_off);
       const device_backward device(c, x_off, dy_off, dx_off);
-      if (c.p.x.view().size() > 0) ++runs[detail::cuda::conv1d::choose_kernel(device.p.args(), device.g.views())];
+      if (c.p.x.view().size() > 0)
+        ++runs[polystate_detail::cuda::conv1d::choose_kernel(device.p.args(), device.g.views())];
       expect_reference(c, device);
       if (HasFailure()) return;  // one report is enough
     }
@@ -174,7 +175,7 @@ TEST(CausalConv1dCudaBackward, SeveralBlocksAlongTime) {
 
 // Every length of runs and number of rows of partial sums, which large problems take: d_x to the bit, packed too.
 TEST(CausalConv1dCudaBackward, EverySchedule) {
-  namespace conv1d = detail::cuda::conv1d;
+  namespace conv1d = polystate_detail::cuda::conv1d;
   std::mt19937 rng(33);
   for (const auto& memory : {channel_last, channel_first}) {
     for (const bool packed : {false, true}) {

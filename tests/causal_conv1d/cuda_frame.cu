@@ -176,21 +176,21 @@ TEST(CausalConv1dCudaFrame, LaunchFailureIsAStatus) {
   std::mt19937 rng(8);
   const conv_problem<Data> p = packed_problem(rng);
   const device_conv<Data> device(p);
-  const auto params = detail::cuda::conv1d::make_params(device.args(), 1);
-  const detail::cuda::grid impossible{.blocks = 1, .threads = 128, .shared_bytes = std::size_t{1} << 24};
-  const auto kernel = detail::cuda::conv1d::causal_conv1d_general_fwd_kernel<Data>;
-  const status s = detail::cuda::launch("causal_conv1d", on_cuda{}, impossible, kernel, params);
+  const auto params = polystate_detail::cuda::conv1d::make_params(device.args(), 1);
+  const polystate_detail::cuda::grid impossible{.blocks = 1, .threads = 128, .shared_bytes = std::size_t{1} << 24};
+  const auto kernel = polystate_detail::cuda::conv1d::causal_conv1d_general_fwd_kernel<Data>;
+  const status s = polystate_detail::cuda::launch("causal_conv1d", on_cuda{}, impossible, kernel, params);
   EXPECT_TRUE(refuses(s, error_code::cuda, "launch", cudaGetErrorString(cudaErrorInvalidValue)));
   EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
   EXPECT_THROW(raise_on_error(s), cuda_error);
 
-  const detail::cuda::grid no_such_block{.blocks = 1, .threads = 4096};
-  EXPECT_TRUE(refuses(detail::cuda::launch("causal_conv1d", on_cuda{}, no_such_block, kernel, params), error_code::cuda,
-                      "launch", "invalid"));
+  const polystate_detail::cuda::grid no_such_block{.blocks = 1, .threads = 4096};
+  EXPECT_TRUE(refuses(polystate_detail::cuda::launch("causal_conv1d", on_cuda{}, no_such_block, kernel, params),
+                      error_code::cuda, "launch", "invalid"));
   EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
 
-  const detail::cuda::grid too_many{.blocks = std::int64_t{1} << 31, .threads = 128};
-  EXPECT_TRUE(refuses(detail::cuda::launch("causal_conv1d", on_cuda{}, too_many, kernel, params),
+  const polystate_detail::cuda::grid too_many{.blocks = std::int64_t{1} << 31, .threads = 128};
+  EXPECT_TRUE(refuses(polystate_detail::cuda::launch("causal_conv1d", on_cuda{}, too_many, kernel, params),
                       error_code::unsupported, "grid", "2147483648 blocks"));
 
   EXPECT_EQ(cudaSetDevice(-1), cudaErrorInvalidDevice);  // the user's error, not yet asked for

@@ -12,7 +12,7 @@
 namespace polystate::testing {
 namespace {
 
-namespace conv1d = detail::cuda::conv1d;
+namespace conv1d = polystate_detail::cuda::conv1d;
 using kernel = conv1d::kernel_kind;
 
 // A view at an address that is never read.
@@ -200,7 +200,7 @@ TEST(CausalConv1dPolicy, BackwardBlocksCoverTheProblem) {
             EXPECT_EQ(s.chunks, W == 31 ? 4 : 1);
             EXPECT_EQ(s.blocks, tiling.channel_tiles * s.chunks * s.rows);
             if (tiling.kernel == kernel::channel_first) {
-              EXPECT_LE(detail::cuda::tiles_of(std::min<std::int64_t>(T, tiling.run), tiling.lanes * 8), 16)
+              EXPECT_LE(polystate_detail::cuda::tiles_of(std::min<std::int64_t>(T, tiling.run), tiling.lanes * 8), 16)
                   << "a bit for each chunk, and to spare";
             }
           }

@@ -23,7 +23,7 @@
 
 namespace polystate::testing {
 
-namespace cuda = detail::cuda;
+namespace cuda = polystate_detail::cuda;
 
 template <class T>
 struct copy_params {

@@ -21,7 +21,7 @@ using history = std::vector<std::int64_t>;
 TEST(ReversedStates, BeforeAndAfterEveryStep) {
   for (const std::int64_t steps : {0, 1, 2, 3, 4, 5, 8, 9, 10, 15, 16, 17, 24, 25, 26, 99, 100, 101}) {
     std::int64_t made = 0;
-    detail::reference::reversed_states states(history{-1}, steps, [&](history& h, std::int64_t t) {
+    polystate_detail::reference::reversed_states states(history{-1}, steps, [&](history& h, std::int64_t t) {
       h.push_back(t);
       ++made;
     });
@@ -40,9 +40,9 @@ TEST(ReversedStates, BeforeAndAfterEveryStep) {
 TEST(ReversedStates, EitherSideAlone) {
   for (const std::int64_t steps : {1, 4, 5, 9, 17}) {
     const auto advance = [](history& h, std::int64_t t) { h.push_back(t); };
-    detail::reference::reversed_states after(history{}, steps, advance);
-    detail::reference::reversed_states before(history{}, steps, advance);
-    detail::reference::reversed_states swapped(history{}, steps, advance);
+    polystate_detail::reference::reversed_states after(history{}, steps, advance);
+    polystate_detail::reference::reversed_states before(history{}, steps, advance);
+    polystate_detail::reference::reversed_states swapped(history{}, steps, advance);
     for (std::int64_t t = steps - 1; t >= 0; --t) {
       EXPECT_EQ(after.after(t).size(), static_cast<std::size_t>(t + 1));
       EXPECT_EQ(before.before(t).size(), static_cast<std::size_t>(t));
@@ -66,7 +66,7 @@ struct counted {
 TEST(ReversedStates, KeepsAFewTimesTheRoot) {
   for (const std::int64_t steps : {100, 2500, 10000}) {
     counted::most = counted::alive = 0;
-    detail::reference::reversed_states states(counted{}, steps, [](counted&, std::int64_t) {});
+    polystate_detail::reference::reversed_states states(counted{}, steps, [](counted&, std::int64_t) {});
     for (std::int64_t t = steps - 1; t >= 0; --t) states.before(t);
     // vector growth holds up to twice as many while it copies
     EXPECT_LE(counted::most, 4 * static_cast<int>(std::sqrt(static_cast<double>(steps))) + 4) << steps;

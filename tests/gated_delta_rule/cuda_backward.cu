@@ -84,12 +84,12 @@ delta_gradients<Data, Rule> backward_on_device(const delta_problem<Data, Rule>& 
   if (window == 0) {
     gated_delta_rule_backward(exec, device.args(), gradients.views());
   } else {
-    namespace rec = detail::cuda::recurrence;
+    namespace rec = polystate_detail::cuda::recurrence;
     const auto call = rec::make_backward_call(device.args(), gradients.views());
     const rec::backward_plan plan =
-        rec::with_window(rec::make_plan(call, detail::cuda::limits_of({})), call.all, window);
+        rec::with_window(rec::make_plan(call, polystate_detail::cuda::limits_of({})), call.all, window);
     const device_memory scratch(rec::scratch_bytes(plan));
-    detail::cuda::workspace_carver hand_out(scratch.data());
+    polystate_detail::cuda::workspace_carver hand_out(scratch.data());
     EXPECT_TRUE(rec::launch_backward<rec::any_shape>("test", on_cuda{}, call, plan, rec::carve(hand_out, plan)).ok());
   }
   POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());

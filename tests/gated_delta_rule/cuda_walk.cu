@@ -12,7 +12,7 @@
 namespace polystate::testing {
 namespace {
 
-namespace rec = detail::cuda::recurrence;
+namespace rec = polystate_detail::cuda::recurrence;
 using form = rec::form_of_rule<rule::gated_delta>;
 constexpr int padded = 64;
 constexpr int walkers = 4;
@@ -25,11 +25,11 @@ TYPED_TEST_SUITE(RecurrenceWalkCuda, element_types);
 
 template <class Params>
 void launch_walk(void (*kernel)(Params), const Params& p, std::size_t shared_bytes) {
-  const detail::cuda::grid g{
-      .blocks = p.items.size() * p.in.heads() * detail::cuda::tiles_of(p.in.dv(), split::block_rows),
+  const polystate_detail::cuda::grid g{
+      .blocks = p.items.size() * p.in.heads() * polystate_detail::cuda::tiles_of(p.in.dv(), split::block_rows),
       .threads = split::threads,
       .shared_bytes = shared_bytes};
-  EXPECT_TRUE(detail::cuda::launch("walk", on_cuda{}, g, kernel, p).ok());
+  EXPECT_TRUE(polystate_detail::cuda::launch("walk", on_cuda{}, g, kernel, p).ok());
   POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
 }
 
@@ -50,20 +50,20 @@ void expect_same_bits(std::mt19937& rng) {
   rec::forward_params<form> forward = {.in = rec::make_shared_operands(in, args.o),
                                        .form = rec::make_form(in),
                                        .items = items,
-                                       .initial_state = detail::cuda::any_element_view<4>(args.initial_state),
-                                       .final_state = detail::cuda::any_element_view<4>(args.final_state),
+                                       .initial_state = polystate_detail::cuda::any_element_view<4>(args.initial_state),
+                                       .final_state = polystate_detail::cuda::any_element_view<4>(args.final_state),
                                        .carry_in = {},
                                        .carry_out = {},
                                        .record = {}};
-  const int bytes = detail::cuda::bytes_of(forward.in.key.type());
+  const int bytes = polystate_detail::cuda::bytes_of(forward.in.key.type());
   const std::int64_t states = items.tiles(rec::record_tokens) * 2 * rec::recorded_rows(70) * padded;
   tensor<float, 1> d_states[2] = {tensor<float, 1>({states}), tensor<float, 1>({states})};
   tensor<float, 1> d_written[2] = {tensor<float, 1>({77 * 2 * 70}), tensor<float, 1>({77 * 2 * 70})};
   for (const int buffers : {1, 2}) {
     SCOPED_TRACE(::testing::Message() << buffers << " buffers");
     const device_delta<Data, rule::gated_delta> fresh(p);
-    forward.in.out = detail::cuda::any_element_view<4>(fresh.args().o);
-    forward.final_state = detail::cuda::any_element_view<4>(fresh.args().final_state);
+    forward.in.out = polystate_detail::cuda::any_element_view<4>(fresh.args().o);
+    forward.final_state = polystate_detail::cuda::any_element_view<4>(fresh.args().final_state);
     forward.key_buffers = buffers;
     launch_walk(rec::recurrence_fwd_kernel<form, padded, walkers, rec::work_items>, forward,
                 rec::forward_tile<form::erases, padded, walkers>::bytes(bytes, false, buffers));

@@ -16,7 +16,7 @@
 namespace polystate::testing {
 namespace {
 
-namespace rec = detail::cuda::recurrence;
+namespace rec = polystate_detail::cuda::recurrence;
 
 TEST(RecurrencePolicy, KeyDimsArePaddedToTheNextKernel) {
   EXPECT_EQ(rec::padded_key_dim(1), 32);

@@ -164,7 +164,7 @@ TEST(MultiStateCudaLong, WindowsOfTokens) {
                       .qk_l2norm = true,
                       .divide_by = divide_by::count};
   layer_problem<float, merlin_cell<float>> p(s, rng);
-  ASSERT_LT(detail::cuda::layer::window_of(1, 9000, 9000 * 3 * 4).time, 9000);
+  ASSERT_LT(polystate_detail::cuda::layer::window_of(1, 9000, 9000 * 3 * 4).time, 9000);
   layer_results<float> got;
   layer_results<double> want;
   got.o = tensor<float, 4>({1, 9000, 1, 3});

@@ -19,7 +19,7 @@
 namespace polystate::testing {
 namespace {
 
-namespace layer = detail::cuda::layer;
+namespace layer = polystate_detail::cuda::layer;
 
 template <class Separation>
 void expect_counting(const Separation& separation, bank_counters c) {

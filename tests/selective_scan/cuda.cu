@@ -25,9 +25,9 @@ namespace polystate::testing {
 namespace {
 
 using Data = POLYSTATE_TEST_DATA;
-using detail::cuda::scan::access;
-using detail::cuda::scan::choose_schedule;
-using detail::cuda::scan::cut;
+using polystate_detail::cuda::scan::access;
+using polystate_detail::cuda::scan::choose_schedule;
+using polystate_detail::cuda::scan::cut;
 
 /// Runs the problem on the device.
 template <class State>
@@ -107,17 +107,17 @@ TEST(SelectiveScanCuda, RandomProblems) {
 // The splits that only many channels choose.
 TEST(SelectiveScanCuda, EverySplit) {
   std::mt19937 rng(22);
-  for (const auto& split : detail::cuda::scan::splits) {
+  for (const auto& split : polystate_detail::cuda::scan::splits) {
     for (const auto& memory : {channel_last, channel_first}) {
       const scan_problem<Data> p(scan_shape{.B = 1, .T = 72, .D = 136, .G = 1, .N = split.capacity(), .memory = memory},
                                  rng);
       const device_scan<Data> device(p);
       auto schedule = choose_schedule(device.args(), 1, 132, false);
       schedule.lanes = split;
-      schedule.group_tiles = detail::cuda::tiles_of(136, detail::cuda::scan::channels_of(split));
+      schedule.group_tiles = polystate_detail::cuda::tiles_of(136, polystate_detail::cuda::scan::channels_of(split));
       schedule.blocks = schedule.group_tiles;
-      const auto params = detail::cuda::scan::make_params(device.args(), schedule);
-      ASSERT_TRUE(detail::cuda::scan::launch_forward("test", on_cuda{}, params).ok());
+      const auto params = polystate_detail::cuda::scan::make_params(device.args(), schedule);
+      ASSERT_TRUE(polystate_detail::cuda::scan::launch_forward("test", on_cuda{}, params).ok());
       POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());
       scan_problem<Data> got = p;
       device.download(got);
@@ -145,7 +145,7 @@ TEST(SelectiveScanCuda, LanesAlongTime) {
                                       << ", sequences " << s.lengths.size());
     const scan_problem<Data> p(s, rng);
     const auto plan =
-        detail::cuda::scan::plan_forward(device_scan<Data>(p).args(), {132, std::size_t{227} << 10}, false);
+        polystate_detail::cuda::scan::plan_forward(device_scan<Data>(p).args(), {132, std::size_t{227} << 10}, false);
     if (plan.along_time) cuts.insert(plan.over_time.schedule.how);
     expect_reference_in_workspace(p);
   };

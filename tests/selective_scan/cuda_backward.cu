@@ -68,7 +68,7 @@ struct device_backward {
   }
 };
 
-constexpr detail::cuda::device_limits h200{132, std::size_t{227} << 10};
+constexpr polystate_detail::cuda::device_limits h200{132, std::size_t{227} << 10};
 
 template <class State>
 scan_gradients<Data, State> on_device(const backward_problem<State>& c, const on_cuda& exec = {}) {
@@ -262,7 +262,7 @@ TEST(SelectiveScanBackwardCuda, EmptyAndZero) {
 // Many channels, many batch entries, many tokens, and every schedule. bugs B008, B010.
 TEST(SelectiveScanBackwardCuda, LargeProblems) {
   std::mt19937 rng(45);
-  using detail::cuda::scan::cut;
+  using polystate_detail::cuda::scan::cut;
   std::set<std::tuple<bool, int, cut>> plans;  // few lanes, passes, cut
   std::set<cut> forward_cuts;
   for (const auto& shape :
@@ -279,8 +279,8 @@ TEST(SelectiveScanBackwardCuda, LargeProblems) {
     SCOPED_TRACE(::testing::Message() << "B " << shape.B << ", T " << shape.T << ", D " << shape.D);
     const backward_problem<> c(shape, rng);
     const device_backward<> device(c);
-    const auto plan = detail::cuda::scan::plan_backward(device.p.args(), device.g.views(), h200, false);
-    plans.insert({plan.block == detail::cuda::scan::backward_block::few_lanes, plan.backward.passes,
+    const auto plan = polystate_detail::cuda::scan::plan_backward(device.p.args(), device.g.views(), h200, false);
+    plans.insert({plan.block == polystate_detail::cuda::scan::backward_block::few_lanes, plan.backward.passes,
                   plan.backward.schedule.how});
     if (plan.checkpointed) forward_cuts.insert(plan.forward.schedule.how);
     expect_reference(c, device);
@@ -333,8 +333,8 @@ TEST(SelectiveScanBackwardCuda, Segments) {
                                          .d_B = {static_cast<Data*>(d_B.data()), {B, T, 1, N}},
                                          .d_C = {static_cast<Data*>(d_C.data()), {B, T, 1, N}},
                                          .d_initial_state = {static_cast<float*>(d_initial_state.data()), {B, D, N}}};
-  const auto plan = detail::cuda::scan::plan_backward(args, grads, h200, false);
-  EXPECT_GT(detail::cuda::tiles_of(T, plan.segment_tokens), 1);
+  const auto plan = polystate_detail::cuda::scan::plan_backward(args, grads, h200, false);
+  EXPECT_GT(polystate_detail::cuda::tiles_of(T, plan.segment_tokens), 1);
   const guarded_workspace memory(workspace_bytes(on_cuda{}, args, grads));
   selective_scan_backward(on_cuda{.workspace = memory.whole()}, args, grads);
   POLYSTATE_CUDA_REQUIRE(cudaDeviceSynchronize());

@@ -19,8 +19,8 @@
 namespace polystate::testing {
 namespace {
 
-namespace scan = detail::cuda::scan;
-using detail::cuda::tiles_of;
+namespace scan = polystate_detail::cuda::scan;
+using polystate_detail::cuda::tiles_of;
 using scan::access;
 using scan::cut;
 

@@ -20,10 +20,10 @@
 namespace polystate::testing {
 namespace {
 
-using detail::cuda::device_limits;
-namespace rec = detail::cuda::recurrence;
-namespace scan = detail::cuda::scan;
-namespace layer = detail::cuda::layer;
+using polystate_detail::cuda::device_limits;
+namespace rec = polystate_detail::cuda::recurrence;
+namespace scan = polystate_detail::cuda::scan;
+namespace layer = polystate_detail::cuda::layer;
 
 constexpr std::size_t kib = 1024;
 /// sm_86, sm_89, sm_120; one more; sm_80, sm_87; sm_90, sm_100; more than any device has.
@@ -158,11 +158,11 @@ TEST(SharedMemory, LanesOverStatesFitEverywhere) {
 // bugs B122: a driver that reports nothing, 4 GiB as 1, or a gigabyte.
 TEST(SharedMemory, AbsurdReportsAreCutToWhatIsSane) {
   for (const long long reported : {-1LL, 0LL, 1LL, 47LL * 1024}) {
-    EXPECT_EQ(detail::cuda::sane_shared_bytes(reported), 48 * kib);
+    EXPECT_EQ(polystate_detail::cuda::sane_shared_bytes(reported), 48 * kib);
   }
-  EXPECT_EQ(detail::cuda::sane_shared_bytes(99 * 1024), 99 * kib);
-  EXPECT_EQ(detail::cuda::sane_shared_bytes(1LL << 30), largest_limit);
-  EXPECT_EQ(detail::cuda::sane_shared_bytes(0x100000001LL), largest_limit);
+  EXPECT_EQ(polystate_detail::cuda::sane_shared_bytes(99 * 1024), 99 * kib);
+  EXPECT_EQ(polystate_detail::cuda::sane_shared_bytes(1LL << 30), largest_limit);
+  EXPECT_EQ(polystate_detail::cuda::sane_shared_bytes(0x100000001LL), largest_limit);
 }
 
 TEST(SharedMemory, ReadOutFits) {

@@ -102,10 +102,10 @@ ssd_gradients<Data> backward_on_device(const ssd_problem<Data>& p, ssd_gradients
   if (window == 0) {
     ssd_backward(exec, device.args(), gradients.views());
   } else {
-    namespace rec = detail::cuda::recurrence;
+    namespace rec = polystate_detail::cuda::recurrence;
     const auto call = rec::make_backward_call(device.args(), gradients.views());
     const rec::backward_plan plan =
-        rec::with_window(rec::make_plan(call, detail::cuda::limits_of({})), call.all, window);
+        rec::with_window(rec::make_plan(call, polystate_detail::cuda::limits_of({})), call.all, window);
     const device_memory scratch(rec::scratch_bytes(plan));
     EXPECT_TRUE(
         rec::run_backward<rec::any_shape>("test", on_cuda{}, call, plan, scratch.data(), gradients.views()).ok());

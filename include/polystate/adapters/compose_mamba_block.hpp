@@ -18,7 +18,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::adapters {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::adapters {
 
 /// Runs the steps up to the first that fails.
 template <class... Steps>
@@ -199,4 +199,4 @@ status run_mamba_block_backward(const Exec& exec, const Products& algebra, const
       [&] { return grads.d_x ? algebra.transposed(w.in_proj, d.xz, grads.d_x, false) : status{}; });
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::adapters
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::adapters

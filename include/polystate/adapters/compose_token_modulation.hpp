@@ -19,7 +19,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::adapters {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::adapters {
 
 /// The intermediate results of an adapter's forward, or their gradients; the block's are malora's alone.
 template <class Data>
@@ -161,4 +161,4 @@ status run_toplora_backward(const Products& algebra, const toplora_args<Data>& a
   });
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::adapters
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::adapters

@@ -236,20 +236,20 @@ template <class Data>
 /// so.
 template <class Data>
 [[nodiscard]] status try_mamba_block(const on_cuda&, const mamba_block_args<Data>&) {
-  static_assert(detail::has_this_pass<Data>,
+  static_assert(polystate_detail::has_this_pass<Data>,
                 "mamba_block takes on_cublas on CUDA (polystate/cuda/adapters/mamba_block.cuh)");
   return {};
 }
 template <class Data>
 [[nodiscard]] status try_mamba_block_backward(const on_cuda&, const mamba_block_args<Data>&,
                                               const mamba_block_grads<Data>&) {
-  static_assert(detail::has_this_pass<Data>,
+  static_assert(polystate_detail::has_this_pass<Data>,
                 "mamba_block_backward takes on_cublas on CUDA (polystate/cuda/adapters/mamba_block.cuh)");
   return {};
 }
 template <class Data>
 [[nodiscard]] status try_mamba_block_step(const on_cuda&, const mamba_block_step_args<Data>&) {
-  static_assert(detail::has_this_pass<Data>,
+  static_assert(polystate_detail::has_this_pass<Data>,
                 "mamba_block_step takes on_cublas on CUDA (polystate/cuda/adapters/mamba_block.cuh)");
   return {};
 }

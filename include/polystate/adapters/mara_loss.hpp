@@ -122,12 +122,13 @@ template <class Data>
 /// Not on CUDA yet: calling them is a compile error that says so.
 template <class Data>
 [[nodiscard]] status try_mara_loss(const on_cuda&, const mara_loss_args<Data>&) {
-  static_assert(detail::has_this_pass<Data>, "mara_loss is not on CUDA yet, supported: on_reference");
+  static_assert(polystate_detail::has_this_pass<Data>, "mara_loss is not on CUDA yet, supported: on_reference");
   return {};
 }
 template <class Data>
 [[nodiscard]] status try_mara_loss_backward(const on_cuda&, const mara_loss_args<Data>&, const mara_loss_grads<Data>&) {
-  static_assert(detail::has_this_pass<Data>, "mara_loss_backward is not on CUDA yet, supported: on_reference");
+  static_assert(polystate_detail::has_this_pass<Data>,
+                "mara_loss_backward is not on CUDA yet, supported: on_reference");
   return {};
 }
 

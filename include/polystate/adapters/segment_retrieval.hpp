@@ -165,12 +165,12 @@ template <class Data>
 /// Not on CUDA yet: calling them is a compile error that says so.
 template <class Data>
 [[nodiscard]] status try_mara(const on_cuda&, const mara_args<Data>&) {
-  static_assert(detail::has_this_pass<Data>, "mara is not on CUDA yet, supported: on_reference");
+  static_assert(polystate_detail::has_this_pass<Data>, "mara is not on CUDA yet, supported: on_reference");
   return {};
 }
 template <class Data>
 [[nodiscard]] status try_mara_backward(const on_cuda&, const mara_args<Data>&, const mara_grads<Data>&) {
-  static_assert(detail::has_this_pass<Data>, "mara_backward is not on CUDA yet, supported: on_reference");
+  static_assert(polystate_detail::has_this_pass<Data>, "mara_backward is not on CUDA yet, supported: on_reference");
   return {};
 }
 

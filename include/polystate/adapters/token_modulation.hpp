@@ -263,31 +263,31 @@ template <class Data>
 /// so.
 template <class Data>
 [[nodiscard]] status try_malora(const on_cuda&, const malora_args<Data>&) {
-  static_assert(detail::has_this_pass<Data>,
+  static_assert(polystate_detail::has_this_pass<Data>,
                 "malora takes on_cublas on CUDA (polystate/cuda/adapters/token_modulation.cuh)");
   return {};
 }
 template <class Data>
 [[nodiscard]] status try_malora_backward(const on_cuda&, const malora_args<Data>&, const malora_grads<Data>&) {
-  static_assert(detail::has_this_pass<Data>,
+  static_assert(polystate_detail::has_this_pass<Data>,
                 "malora_backward takes on_cublas on CUDA (polystate/cuda/adapters/token_modulation.cuh)");
   return {};
 }
 template <class Data>
 [[nodiscard]] status try_malora_step(const on_cuda&, const malora_step_args<Data>&) {
-  static_assert(detail::has_this_pass<Data>,
+  static_assert(polystate_detail::has_this_pass<Data>,
                 "malora_step takes on_cublas on CUDA (polystate/cuda/adapters/token_modulation.cuh)");
   return {};
 }
 template <class Data>
 [[nodiscard]] status try_toplora(const on_cuda&, const toplora_args<Data>&) {
-  static_assert(detail::has_this_pass<Data>,
+  static_assert(polystate_detail::has_this_pass<Data>,
                 "toplora takes on_cublas on CUDA (polystate/cuda/adapters/token_modulation.cuh)");
   return {};
 }
 template <class Data>
 [[nodiscard]] status try_toplora_backward(const on_cuda&, const toplora_args<Data>&, const toplora_grads<Data>&) {
-  static_assert(detail::has_this_pass<Data>,
+  static_assert(polystate_detail::has_this_pass<Data>,
                 "toplora_backward takes on_cublas on CUDA (polystate/cuda/adapters/token_modulation.cuh)");
   return {};
 }

@@ -14,7 +14,7 @@ namespace polystate::inline POLYSTATE_ABI {
 // Compiler builtins stand where std::bit_cast and std::is_constant_evaluated would: nvcc takes those for host
 // only.
 
-namespace rounding {
+namespace polystate_rounding {
 
 /// x as a float whose last bit records that rounding was inexact ("round to odd"), so that rounding the
 /// result once more, to at most 22 bits, gives what rounding x directly would have given.
@@ -28,7 +28,7 @@ POLYSTATE_HOST_DEVICE constexpr float to_odd_float(double x) {
   return __builtin_bit_cast(float, bits | 1u);
 }
 
-}  // namespace rounding
+}  // namespace polystate_rounding
 
 /// IEEE binary16 storage. Converts to float exactly and from float, double with round to nearest even; NaN
 /// stays NaN. Same bits, size and alignment as CUDA's __half and Eigen::half.
@@ -37,7 +37,7 @@ struct half {
 
   half() = default;
   POLYSTATE_HOST_DEVICE constexpr explicit half(float x) : bits(from_float(x)) {}
-  POLYSTATE_HOST_DEVICE constexpr explicit half(double x) : bits(from_float(rounding::to_odd_float(x))) {}
+  POLYSTATE_HOST_DEVICE constexpr explicit half(double x) : bits(from_float(polystate_rounding::to_odd_float(x))) {}
   POLYSTATE_HOST_DEVICE constexpr operator float() const { return to_float(bits); }
 
   /// The value with exactly these bits.
@@ -106,7 +106,7 @@ struct bfloat16 {
 
   bfloat16() = default;
   POLYSTATE_HOST_DEVICE constexpr explicit bfloat16(float x) : bits(from_float(x)) {}
-  POLYSTATE_HOST_DEVICE constexpr explicit bfloat16(double x) : bits(from_float(rounding::to_odd_float(x))) {}
+  POLYSTATE_HOST_DEVICE constexpr explicit bfloat16(double x) : bits(from_float(polystate_rounding::to_odd_float(x))) {}
   POLYSTATE_HOST_DEVICE constexpr operator float() const {
     return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);
   }
@@ -136,7 +136,7 @@ struct bfloat16 {
 static_assert(sizeof(half) == 2 && alignof(half) == 2 && std::is_trivially_copyable_v<half>);
 static_assert(sizeof(bfloat16) == 2 && alignof(bfloat16) == 2 && std::is_trivially_copyable_v<bfloat16>);
 
-namespace detail {
+namespace polystate_detail {
 
 template <class Data>
 struct element {
@@ -169,19 +169,19 @@ struct element<bfloat16> {
   static constexpr const char* name = "bf16";
 };
 
-}  // namespace detail
+}  // namespace polystate_detail
 
 /// Type of sums, of parameters (weights, biases, A, D, gates) and, unless asked otherwise, of states beside
 /// data of type Data: float for float, half and bfloat16; Data itself for double and any other scalar.
 template <class Data>
-using acc_t = typename detail::element<Data>::acc;
+using acc_t = typename polystate_detail::element<Data>::acc;
 
 /// Type that on_reference computes in: double for double, float, half and bfloat16; any other scalar itself.
 template <class Data>
-using compute_t = typename detail::element<Data>::compute;
+using compute_t = typename polystate_detail::element<Data>::compute;
 
 /// "f64", "f32", "f16", "bf16"; "scalar" for any other type.
 template <class Data>
-inline constexpr const char* element_name = detail::element<Data>::name;
+inline constexpr const char* element_name = polystate_detail::element<Data>::name;
 
 }  // namespace polystate::inline POLYSTATE_ABI

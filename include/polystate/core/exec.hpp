@@ -52,12 +52,12 @@ template <class F>
 
 }  // namespace POLYSTATE_BUILD
 
-namespace detail::inline POLYSTATE_BUILD {
+namespace polystate_detail::inline POLYSTATE_BUILD {
 
 /// For the static_assert of a pass that a backend lacks: false, but only once somebody calls the pass.
 template <class...>
 inline constexpr bool has_this_pass = false;
 
-}  // namespace detail::inline POLYSTATE_BUILD
+}  // namespace polystate_detail::inline POLYSTATE_BUILD
 
 }  // namespace polystate::inline POLYSTATE_ABI

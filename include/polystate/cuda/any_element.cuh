@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda {
 
 enum class element_type { f32, f16, bf16 };
 
@@ -163,4 +163,4 @@ class any_element_view {
   element_type type_ = element_type::f32;
 };
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda

@@ -14,7 +14,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda {
 
 /// Outputs with a row a token, (1, T, ..), of any type; absent ones are left out.
 struct tail_rows {
@@ -77,4 +77,4 @@ POLYSTATE_HIDDEN status launch_clear_tail(const char* name, const cuda_policy au
                 clear_tail_kernel<threads>, p);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda

@@ -19,7 +19,7 @@
 #include <type_traits>
 #include <vector>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda {
 
 /// Element types of the CUDA kernels.
 template <class Data>
@@ -109,4 +109,4 @@ class host_indices {
   std::vector<std::int32_t> contents_;
 };
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda

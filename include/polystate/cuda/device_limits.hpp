@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <string>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda {
 
 /// Shared memory that any device gives a block without being asked, and the most that a kernel here asks for.
 inline constexpr std::size_t shared_bytes_without_asking = std::size_t{48} << 10;
@@ -38,4 +38,4 @@ struct device_limits {
               " bytes of shared memory a block, supported on this device: up to " + std::to_string(supported)};
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda

@@ -11,7 +11,7 @@
 
 #include <string>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda {
 
 /// The status of a runtime call that returned `error`; `what` names the call's purpose ("launch"). Callers
 /// pass what the call itself returned and never ask for the "last error": an earlier error of the user's is
@@ -23,4 +23,4 @@ inline status runtime_status(const char* op, const char* what, cudaError_t error
   return {error_code::cuda, op, what, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error)};
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda

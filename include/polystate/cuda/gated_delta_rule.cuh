@@ -20,7 +20,7 @@
 
 namespace polystate::inline POLYSTATE_ABI {
 
-namespace detail::inline POLYSTATE_BUILD::cuda::recurrence {
+namespace polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence {
 
 /// What CUDA asks beside the contract; `s` is the contract's answer.
 template <class Args>
@@ -51,9 +51,9 @@ status check_delta_tiles(const char* name, const on_cuda& exec, const gated_delt
   }
 }
 
-}  // namespace detail::inline POLYSTATE_BUILD::cuda::recurrence
+}  // namespace polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence
 
-namespace detail::inline POLYSTATE_BUILD::cuda::recurrence {
+namespace polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence {
 
 template <class Data, class Rule, class State>
 backward_call<form_of_rule<Rule>> make_backward_call(const gated_delta_rule_args<Data, Rule, State>& args,
@@ -78,36 +78,37 @@ backward_call<form_of_rule<Rule>> make_backward_call(const gated_delta_rule_args
   return call;
 }
 
-}  // namespace detail::inline POLYSTATE_BUILD::cuda::recurrence
+}  // namespace polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence
 
 /// For the operands of a valid call; 0 for one that check() refuses.
 template <class Data, class Rule, class State>
 std::size_t workspace_bytes(const on_cuda& exec, const gated_delta_rule_args<Data, Rule, State>& args,
                             const gated_delta_rule_grads<Data, Rule, State>& grads) {
-  namespace rec = detail::cuda::recurrence;
+  namespace rec = polystate_detail::cuda::recurrence;
   if (!check(args, grads).ok() || !gated_delta_rule_limits::cuda_dk.contains(args.q.extent(3))) return 0;
-  return rec::scratch_bytes(rec::make_plan(rec::make_backward_call(args, grads), detail::cuda::limits_of(exec)));
+  return rec::scratch_bytes(
+      rec::make_plan(rec::make_backward_call(args, grads), polystate_detail::cuda::limits_of(exec)));
 }
 
 /// What on_cuda asks of the operands: check(), dk and dv up to 512, a stream of the current device, and a workspace, if
 /// given, that is aligned and large enough. Reads no elements.
 template <class Dims = dims<>, class Data, class Rule, class State>
 [[nodiscard]] status check(const on_cuda& exec, const gated_delta_rule_args<Data, Rule, State>& args) {
-  return detail::cuda::recurrence::check_delta_tiles("gated_delta_rule", exec, args, check<Dims>(args));
+  return polystate_detail::cuda::recurrence::check_delta_tiles("gated_delta_rule", exec, args, check<Dims>(args));
 }
 template <class Dims = dims<>, class Data, class Rule, class State>
 [[nodiscard]] status check(const on_cuda& exec, const gated_delta_rule_step_args<Data, Rule, State>& args) {
-  return detail::cuda::recurrence::check_delta_operands("gated_delta_rule_step", exec, args, check<Dims>(args),
-                                                        workspace_bytes(exec, args));
+  return polystate_detail::cuda::recurrence::check_delta_operands("gated_delta_rule_step", exec, args,
+                                                                  check<Dims>(args), workspace_bytes(exec, args));
 }
 template <class Dims = dims<>, class Data, class Rule, class State>
 [[nodiscard]] status check(const on_cuda& exec, const gated_delta_rule_args<Data, Rule, State>& args,
                            const gated_delta_rule_grads<Data, Rule, State>& grads) {
-  return detail::cuda::recurrence::check_delta_tiles("gated_delta_rule_backward", exec, args, check<Dims>(args, grads),
-                                                     grads);
+  return polystate_detail::cuda::recurrence::check_delta_tiles("gated_delta_rule_backward", exec, args,
+                                                               check<Dims>(args, grads), grads);
 }
 
-namespace detail::inline POLYSTATE_BUILD::cuda::recurrence {
+namespace polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence {
 
 /// Refuses rows that are to be normalised and whose squares leave float.
 template <class Args>
@@ -117,16 +118,16 @@ status check_delta_rows(const char* name, const on_cuda& exec, const Args& args)
   return s.ok() ? check_row_squares(name, exec, "k", args.k, args.l2norm_eps) : s;
 }
 
-}  // namespace detail::inline POLYSTATE_BUILD::cuda::recurrence
+}  // namespace polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence
 
 /// check(), the contents of the index operands, and with qk_l2norm the range of the rows' squares. Copies them to the
 /// host and waits for exec.stream, so it cannot run under graph capture.
 template <class Dims = dims<>, class Data, class Rule, class State>
 [[nodiscard]] status validate(const on_cuda& exec, const gated_delta_rule_args<Data, Rule, State>& args) {
   status s = check<Dims>(exec, args);
-  detail::cuda::host_indices cu_seqlens;
+  polystate_detail::cuda::host_indices cu_seqlens;
   if (s.ok()) s = cu_seqlens.read("gated_delta_rule", exec, "cu_seqlens", args.cu_seqlens);
-  if (s.ok()) s = detail::cuda::recurrence::check_delta_rows("gated_delta_rule", exec, args);
+  if (s.ok()) s = polystate_detail::cuda::recurrence::check_delta_rows("gated_delta_rule", exec, args);
   if (!s.ok()) return s;
   gated_delta_rule_args<Data, Rule, State> here = args;
   here.cu_seqlens = cu_seqlens.view();
@@ -137,20 +138,20 @@ template <class Dims = dims<>, class Data, class Rule, class State>
                               const gated_delta_rule_grads<Data, Rule, State>& grads) {
   constexpr const char* name = "gated_delta_rule_backward";
   status s = check<Dims>(exec, args, grads);
-  detail::cuda::host_indices cu_seqlens;
+  polystate_detail::cuda::host_indices cu_seqlens;
   if (s.ok()) s = cu_seqlens.read(name, exec, "cu_seqlens", args.cu_seqlens);
-  if (s.ok()) s = detail::cuda::recurrence::check_delta_rows(name, exec, args);
+  if (s.ok()) s = polystate_detail::cuda::recurrence::check_delta_rows(name, exec, args);
   return s.ok() ? check_cu_seqlens(name, cu_seqlens.view(), args.q.extent(1)) : s;
 }
 template <class Dims = dims<>, class Data, class Rule, class State>
 [[nodiscard]] status validate(const on_cuda& exec, const gated_delta_rule_step_args<Data, Rule, State>& args) {
   constexpr const char* name = "gated_delta_rule_step";
   status s = check<Dims>(exec, args);
-  detail::cuda::host_indices read;
-  detail::cuda::host_indices write;
+  polystate_detail::cuda::host_indices read;
+  polystate_detail::cuda::host_indices write;
   if (s.ok()) s = read.read(name, exec, "read_indices", args.read_indices);
   if (s.ok()) s = write.read(name, exec, "write_indices", args.write_indices);
-  if (s.ok()) s = detail::cuda::recurrence::check_delta_rows(name, exec, args);
+  if (s.ok()) s = polystate_detail::cuda::recurrence::check_delta_rows(name, exec, args);
   if (!s.ok()) return s;
   gated_delta_rule_step_args<Data, Rule, State> here = args;
   here.read_indices = read.view();
@@ -160,9 +161,11 @@ template <class Dims = dims<>, class Data, class Rule, class State>
 
 template <class Dims, class Data, class Rule, class State>
 status try_gated_delta_rule(const on_cuda& exec, const gated_delta_rule_args<Data, Rule, State>& args) {
-  namespace rec = detail::cuda::recurrence;
-  static_assert(detail::cuda::is_element<Data>, "gated_delta_rule on_cuda takes float, half and bfloat16 data");
-  static_assert(detail::cuda::is_element<State>, "gated_delta_rule on_cuda takes float, half and bfloat16 states");
+  namespace rec = polystate_detail::cuda::recurrence;
+  static_assert(polystate_detail::cuda::is_element<Data>,
+                "gated_delta_rule on_cuda takes float, half and bfloat16 data");
+  static_assert(polystate_detail::cuda::is_element<State>,
+                "gated_delta_rule on_cuda takes float, half and bfloat16 states");
   constexpr const char* name = "gated_delta_rule";
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
   const auto in = operands_of(args);
@@ -170,21 +173,23 @@ status try_gated_delta_rule(const on_cuda& exec, const gated_delta_rule_args<Dat
       .in = rec::make_shared_operands(in, args.o),
       .form = rec::make_form(in),
       .items = rec::work_items(sequences(args.q.extent(0), args.q.extent(1), args.cu_seqlens), args.q.extent(1)),
-      .initial_state = detail::cuda::any_element_view<4>(args.initial_state),
-      .final_state = detail::cuda::any_element_view<4>(args.final_state),
+      .initial_state = polystate_detail::cuda::any_element_view<4>(args.initial_state),
+      .final_state = polystate_detail::cuda::any_element_view<4>(args.final_state),
       .carry_in = {},
       .carry_out = {},
       .record = {}};
   const status run = rec::launch_forward<rec::shapes_of<Dims, 0, 1>>(name, exec, params);
   const sequences all(args.q.extent(0), args.q.extent(1), args.cu_seqlens);
-  return run.ok() ? detail::cuda::launch_clear_tail(name, exec, all, args.o) : run;
+  return run.ok() ? polystate_detail::cuda::launch_clear_tail(name, exec, all, args.o) : run;
 }
 
 template <class Dims, class Data, class Rule, class State>
 status try_gated_delta_rule_step(const on_cuda& exec, const gated_delta_rule_step_args<Data, Rule, State>& args) {
-  namespace rec = detail::cuda::recurrence;
-  static_assert(detail::cuda::is_element<Data>, "gated_delta_rule_step on_cuda takes float, half and bfloat16 data");
-  static_assert(detail::cuda::is_element<State>, "gated_delta_rule_step on_cuda takes float, half and bfloat16 states");
+  namespace rec = polystate_detail::cuda::recurrence;
+  static_assert(polystate_detail::cuda::is_element<Data>,
+                "gated_delta_rule_step on_cuda takes float, half and bfloat16 data");
+  static_assert(polystate_detail::cuda::is_element<State>,
+                "gated_delta_rule_step on_cuda takes float, half and bfloat16 states");
   constexpr const char* name = "gated_delta_rule_step";
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
   const auto in = operands_of(args);
@@ -198,21 +203,23 @@ status try_gated_delta_rule_step(const on_cuda& exec, const gated_delta_rule_ste
 template <class Dims, class Data, class Rule, class State>
 status try_gated_delta_rule_backward(const on_cuda& exec, const gated_delta_rule_args<Data, Rule, State>& args,
                                      const gated_delta_rule_grads<Data, Rule, State>& grads) {
-  namespace rec = detail::cuda::recurrence;
-  static_assert(detail::cuda::is_element<Data>, "gated_delta_rule on_cuda takes float, half and bfloat16 data");
-  static_assert(detail::cuda::is_element<State>, "gated_delta_rule on_cuda takes float, half and bfloat16 states");
+  namespace rec = polystate_detail::cuda::recurrence;
+  static_assert(polystate_detail::cuda::is_element<Data>,
+                "gated_delta_rule on_cuda takes float, half and bfloat16 data");
+  static_assert(polystate_detail::cuda::is_element<State>,
+                "gated_delta_rule on_cuda takes float, half and bfloat16 states");
   constexpr const char* name = "gated_delta_rule_backward";
   if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
   const auto call = rec::make_backward_call(args, grads);
-  const rec::backward_plan plan = rec::make_plan(call, detail::cuda::limits_of(exec));
-  const detail::cuda::scratch memory(name, exec, rec::scratch_bytes(plan));
+  const rec::backward_plan plan = rec::make_plan(call, polystate_detail::cuda::limits_of(exec));
+  const polystate_detail::cuda::scratch memory(name, exec, rec::scratch_bytes(plan));
   if (!memory.result().ok()) return memory.result();
-  detail::cuda::workspace_carver hand_out(memory.data());
+  polystate_detail::cuda::workspace_carver hand_out(memory.data());
   const status run =
       rec::launch_backward<rec::shapes_of<Dims, 0, 1>>(name, exec, call, plan, rec::carve(hand_out, plan));
   if (!run.ok()) return run;
-  return detail::cuda::launch_clear_tail(name, exec, call.all, grads.d_q, grads.d_k, grads.d_v, grads.d_g,
-                                         grads.d_beta);
+  return polystate_detail::cuda::launch_clear_tail(name, exec, call.all, grads.d_q, grads.d_k, grads.d_v, grads.d_g,
+                                                   grads.d_beta);
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

@@ -18,7 +18,7 @@
 #include <string>
 #include <type_traits>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda {
 
 /// One-dimensional, since the other two dimensions of a grid end at 65,535 blocks.
 struct grid {
@@ -73,4 +73,4 @@ POLYSTATE_HIDDEN status launch(const char* op, const on_cuda& exec, const grid& 
   return runtime_status(op, "launch", cudaLaunchKernelEx(&config, kernel, params));
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda

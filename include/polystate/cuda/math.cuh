@@ -12,7 +12,7 @@
 #include <cmath>
 #include <type_traits>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda {
 
 /// 2^x by the special-function unit: 2 ulp, results below 2^-126 are 0.
 __device__ inline float exp2_approximate(float x) {
@@ -82,4 +82,4 @@ __device__ float softplus(float x) {
   }
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda

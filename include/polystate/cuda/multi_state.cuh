@@ -26,7 +26,7 @@
 
 namespace polystate::inline POLYSTATE_ABI {
 
-namespace detail::inline POLYSTATE_BUILD::cuda::layer {
+namespace polystate_detail::inline POLYSTATE_BUILD::cuda::layer {
 
 /// Checks what CUDA asks of head dims and routing dims; 0 for a dim that the call does not have.
 inline status check_layer_dims(const char* name, std::int64_t dk, std::int64_t dv, std::int64_t dr) {
@@ -166,25 +166,25 @@ class host_counters {
 template <class Data, class State>
 inline constexpr bool has_kernels = is_element<Data>&& is_element<std::remove_const_t<State>>;
 
-}  // namespace detail::inline POLYSTATE_BUILD::cuda::layer
+}  // namespace polystate_detail::inline POLYSTATE_BUILD::cuda::layer
 
 /// For the operands of a valid call; 0 for one that check() refuses.
 template <class Dims, class Data, class Rule, class Separation, class Router, class State>
 std::size_t workspace_bytes(const on_cuda&, const multi_state_args<Data, Rule, Separation, Router, State>& args) {
-  namespace layer = detail::cuda::layer;
+  namespace layer = polystate_detail::cuda::layer;
   if (!layer::check_sizes<Dims>(args).ok()) return 0;
   return layer::bytes_of_plan(layer::make_plan(args));
 }
 template <class Dims, class Data, class Rule, class Separation, class Router, class State>
 std::size_t workspace_bytes(const on_cuda& exec,
                             const multi_state_step_args<Data, Rule, Separation, Router, State>& args) {
-  namespace layer = detail::cuda::layer;
+  namespace layer = polystate_detail::cuda::layer;
   if (!layer::check_sizes<Dims>(exec, args).ok()) return 0;
   return layer::bytes_of_plan(layer::make_bank_plan(exec, args));
 }
 template <class Dims, class Data, class Rule, class Router, class State>
 std::size_t workspace_bytes(const on_cuda& exec, const multi_state_read_args<Data, Rule, Router, State>& args) {
-  namespace layer = detail::cuda::layer;
+  namespace layer = polystate_detail::cuda::layer;
   if (!layer::check_sizes<Dims>(exec, args).ok()) return 0;
   return layer::bytes_of_plan(layer::make_bank_plan(exec, args));
 }
@@ -194,16 +194,16 @@ std::size_t workspace_bytes(const on_cuda& exec, const multi_state_read_args<Dat
 /// is aligned and large enough. Reads no elements.
 template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
 [[nodiscard]] status check(const on_cuda& exec, const multi_state_args<Data, Rule, Separation, Router, State>& args) {
-  namespace layer = detail::cuda::layer;
+  namespace layer = polystate_detail::cuda::layer;
   constexpr const char* name = "multi_state";
   status s = layer::check_sizes<Dims>(args);
-  if (s.ok()) s = layer::check_tiles(name, args, detail::cuda::limits_of(exec));
+  if (s.ok()) s = layer::check_tiles(name, args, polystate_detail::cuda::limits_of(exec));
   return layer::check_call(name, exec, s, workspace_bytes<Dims>(exec, args));
 }
 template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
 [[nodiscard]] status check(const on_cuda& exec,
                            const multi_state_step_args<Data, Rule, Separation, Router, State>& args) {
-  namespace layer = detail::cuda::layer;
+  namespace layer = polystate_detail::cuda::layer;
   constexpr const char* name = "multi_state_step";
   status s = layer::check_sizes<Dims>(exec, args);
   if (s.ok()) s = layer::check_bank_tiles(name, exec, args);
@@ -211,7 +211,7 @@ template <class Dims = dims<>, class Data, class Rule, class Separation, class R
 }
 template <class Dims = dims<>, class Data, class Rule, class Router, class State>
 [[nodiscard]] status check(const on_cuda& exec, const multi_state_read_args<Data, Rule, Router, State>& args) {
-  namespace layer = detail::cuda::layer;
+  namespace layer = polystate_detail::cuda::layer;
   constexpr const char* name = "multi_state_read";
   status s = layer::check_sizes<Dims>(exec, args);
   if (s.ok()) s = layer::check_bank_tiles(name, exec, args);
@@ -225,15 +225,15 @@ template <class Dims = dims<>, class Data, class Rule, class Separation, class R
                               const multi_state_args<Data, Rule, Separation, Router, State>& args) {
   constexpr const char* name = "multi_state";
   status s = check<Dims>(exec, args);
-  detail::cuda::host_indices cu_seqlens;
-  detail::cuda::host_indices boundaries;
+  polystate_detail::cuda::host_indices cu_seqlens;
+  polystate_detail::cuda::host_indices boundaries;
   if (s.ok()) s = cu_seqlens.read(name, exec, "cu_seqlens", args.cu_seqlens);
   auto here = args;
   here.cu_seqlens = cu_seqlens.view();
-  s = detail::cuda::layer::check_operand_rows(name, exec, args.in, s);
-  if (s.ok()) s = detail::cuda::moments::check_key_rows(name, exec, args.moments);
+  s = polystate_detail::cuda::layer::check_operand_rows(name, exec, args.in, s);
+  if (s.ok()) s = polystate_detail::cuda::moments::check_key_rows(name, exec, args.moments);
   if (s.ok() && args.moments.qkp_l2norm) {
-    s = detail::cuda::route::check_query_rows(name, exec, args.router, args.moments.l2norm_eps);
+    s = polystate_detail::cuda::route::check_query_rows(name, exec, args.router, args.moments.l2norm_eps);
   }
   if constexpr (std::is_same_v<Separation, separation::boundaries>) {
     if (s.ok()) s = boundaries.read(name, exec, "separation.boundaries", args.separation.boundaries);
@@ -246,12 +246,12 @@ template <class Dims = dims<>, class Data, class Rule, class Separation, class R
                               const multi_state_step_args<Data, Rule, Separation, Router, State>& args) {
   constexpr const char* name = "multi_state_step";
   status s = check<Dims>(exec, args);
-  detail::cuda::layer::host_counters counters;
+  polystate_detail::cuda::layer::host_counters counters;
   if (s.ok()) s = counters.read(name, exec, args.bank.counters);
-  s = detail::cuda::layer::check_operand_rows(name, exec, args.in, s);
-  if (s.ok()) s = detail::cuda::moments::check_key_rows(name, exec, args.moments);
+  s = polystate_detail::cuda::layer::check_operand_rows(name, exec, args.in, s);
+  if (s.ok()) s = polystate_detail::cuda::moments::check_key_rows(name, exec, args.moments);
   if (s.ok() && args.moments.qkp_l2norm) {
-    s = detail::cuda::route::check_query_rows(name, exec, args.router, args.moments.l2norm_eps);
+    s = polystate_detail::cuda::route::check_query_rows(name, exec, args.router, args.moments.l2norm_eps);
   }
   if (!s.ok()) return s;
   auto here = args;
@@ -262,10 +262,11 @@ template <class Dims = dims<>, class Data, class Rule, class Router, class State
 [[nodiscard]] status validate(const on_cuda& exec, const multi_state_read_args<Data, Rule, Router, State>& args) {
   constexpr const char* name = "multi_state_read";
   status s = check<Dims>(exec, args);
-  detail::cuda::layer::host_counters counters;
+  polystate_detail::cuda::layer::host_counters counters;
   if (s.ok()) s = counters.read(name, exec, args.bank.counters);
-  s = detail::cuda::layer::check_operand_rows(name, exec, args.in, s);
-  if (s.ok() && args.qkp_l2norm) s = detail::cuda::route::check_query_rows(name, exec, args.router, args.l2norm_eps);
+  s = polystate_detail::cuda::layer::check_operand_rows(name, exec, args.in, s);
+  if (s.ok() && args.qkp_l2norm)
+    s = polystate_detail::cuda::route::check_query_rows(name, exec, args.router, args.l2norm_eps);
   if (!s.ok()) return s;
   auto here = args;
   here.bank.counters = counters.view();
@@ -274,19 +275,19 @@ template <class Dims = dims<>, class Data, class Rule, class Router, class State
 
 template <class Dims, class Data, class Rule, class Separation, class Router, class State>
 status try_multi_state(const on_cuda& exec, const multi_state_args<Data, Rule, Separation, Router, State>& args) {
-  namespace layer = detail::cuda::layer;
+  namespace layer = polystate_detail::cuda::layer;
   static_assert(layer::has_kernels<Data, State>, "multi_state on_cuda takes float, half and bfloat16 data and states");
-  namespace rec = detail::cuda::recurrence;
+  namespace rec = polystate_detail::cuda::recurrence;
   constexpr const char* name = "multi_state";
   status s = check<Dims>(exec, args);
   if (!s.ok()) return s;
   const auto plan = layer::make_plan(args);
-  const detail::cuda::scratch memory(name, exec, layer::bytes_of_plan(plan));
+  const polystate_detail::cuda::scratch memory(name, exec, layer::bytes_of_plan(plan));
   if (!memory.result().ok()) return memory.result();
-  detail::cuda::workspace_carver hand_out(memory.data());
+  polystate_detail::cuda::workspace_carver hand_out(memory.data());
   if constexpr (std::is_same_v<Separation, separation::fenwick>) {
     s = layer::run_levels<rec::shapes_of<Dims, 0, 1>>(name, exec, args, plan, layer::carve(hand_out, plan));
-    if (s.ok()) s = detail::cuda::launch_clear_tail(name, exec, plan.all, args.o, args.lam);
+    if (s.ok()) s = polystate_detail::cuda::launch_clear_tail(name, exec, plan.all, args.o, args.lam);
   } else {
     s = layer::run_segments<rec::shapes_of<Dims, 0, 1>, rec::moment_shapes_of<Dims, 2>>(name, exec, args, plan,
                                                                                         layer::carve(hand_out, plan));
@@ -297,33 +298,33 @@ status try_multi_state(const on_cuda& exec, const multi_state_args<Data, Rule, S
 template <class Dims, class Data, class Rule, class Separation, class Router, class State>
 status try_multi_state_step(const on_cuda& exec,
                             const multi_state_step_args<Data, Rule, Separation, Router, State>& args) {
-  namespace layer = detail::cuda::layer;
+  namespace layer = polystate_detail::cuda::layer;
   static_assert(layer::has_kernels<Data, State>,
                 "multi_state_step on_cuda takes float, half and bfloat16 data and states");
-  namespace rec = detail::cuda::recurrence;
+  namespace rec = polystate_detail::cuda::recurrence;
   constexpr const char* name = "multi_state_step";
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
   const layer::bank_plan plan = layer::make_bank_plan(exec, args);
-  const detail::cuda::scratch memory(name, exec, layer::bytes_of_plan(plan));
+  const polystate_detail::cuda::scratch memory(name, exec, layer::bytes_of_plan(plan));
   if (!memory.result().ok()) return memory.result();
-  detail::cuda::workspace_carver hand_out(memory.data());
+  polystate_detail::cuda::workspace_carver hand_out(memory.data());
   return layer::run_step<rec::shapes_of<Dims, 0, 1>, rec::moment_shapes_of<Dims, 2>>(name, exec, args, plan,
                                                                                      layer::carve(hand_out, plan));
 }
 
 template <class Dims, class Data, class Rule, class Router, class State>
 status try_multi_state_read(const on_cuda& exec, const multi_state_read_args<Data, Rule, Router, State>& args) {
-  namespace layer = detail::cuda::layer;
+  namespace layer = polystate_detail::cuda::layer;
   static_assert(layer::has_kernels<Data, State>,
                 "multi_state_read on_cuda takes float, half and bfloat16 data and states");
-  namespace rec = detail::cuda::recurrence;
+  namespace rec = polystate_detail::cuda::recurrence;
   constexpr const char* name = "multi_state_read";
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
   const layer::bank_plan plan = layer::make_bank_plan(exec, args);
   if (plan.queries() == 0) return {};
-  const detail::cuda::scratch memory(name, exec, layer::bytes_of_plan(plan));
+  const polystate_detail::cuda::scratch memory(name, exec, layer::bytes_of_plan(plan));
   if (!memory.result().ok()) return memory.result();
-  detail::cuda::workspace_carver hand_out(memory.data());
+  polystate_detail::cuda::workspace_carver hand_out(memory.data());
   return layer::run_read<rec::shapes_of<Dims, 0, 1>>(name, exec, args, plan, layer::carve(hand_out, plan));
 }
 

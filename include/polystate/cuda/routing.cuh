@@ -18,7 +18,7 @@
 
 namespace polystate::inline POLYSTATE_ABI {
 
-namespace detail::inline POLYSTATE_BUILD::cuda::route {
+namespace polystate_detail::inline POLYSTATE_BUILD::cuda::route {
 
 /// Adds the gradients of a router's operands to what is wanted.
 inline void want(wanted_gradients&, const router_grads<router::uniform>&) {}
@@ -119,26 +119,26 @@ status check_boundaries(const char* name, const on_cuda& exec, const routing_arg
   }
 }
 
-}  // namespace detail::inline POLYSTATE_BUILD::cuda::route
+}  // namespace polystate_detail::inline POLYSTATE_BUILD::cuda::route
 
 /// For the operands of a valid call; 0 for one that check() refuses.
 template <class Data, class Separation, class Router>
 std::size_t workspace_bytes(const on_cuda&, const routing_args<Data, Separation, Router>& args) {
-  namespace route = detail::cuda::route;
+  namespace route = polystate_detail::cuda::route;
   if (!check(args).ok() || !route::is_supported(args)) return 0;
-  detail::cuda::workspace_carver count;
+  polystate_detail::cuda::workspace_carver count;
   route::carve(count, route::make_routing_problem(args, args.lam));
   return count.bytes();
 }
 template <class Data, class Separation, class Router>
 std::size_t workspace_bytes(const on_cuda& exec, const routing_args<Data, Separation, Router>& args,
                             const routing_grads<Data, Router>& grads) {
-  namespace route = detail::cuda::route;
+  namespace route = polystate_detail::cuda::route;
   if (!check(args, grads).ok() || !route::is_supported(args)) return 0;
   const route::routing_problem p = route::make_routing_problem(args, grads.d_lam);
-  detail::cuda::workspace_carver count;
+  polystate_detail::cuda::workspace_carver count;
   route::carve(count, p);
-  route::carve_gradients(count, p, route::wanted_of(grads), detail::cuda::limits_of(exec));
+  route::carve_gradients(count, p, route::wanted_of(grads), polystate_detail::cuda::limits_of(exec));
   return count.bytes();
 }
 
@@ -147,26 +147,27 @@ std::size_t workspace_bytes(const on_cuda& exec, const routing_args<Data, Separa
 /// enough. Reads no elements: kept raw weights that sum to 0 are not refused but divide by 0.
 template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status check(const on_cuda& exec, const routing_args<Data, Separation, Router>& args) {
-  namespace route = detail::cuda::route;
+  namespace route = polystate_detail::cuda::route;
   constexpr const char* name = "routing";
   if (status s = check<Dims>(args); !s.ok()) return s;
   const route::routing_problem p = route::make_routing_problem(args, args.lam);
   status s = route::check_routing_operands(name, exec, args, p, workspace_bytes(exec, args));
   if (s.ok() && Router::reads_moments) {
-    s = detail::cuda::moments::check_moments_fit(name, p.moments, detail::cuda::limits_of(exec));
+    s = polystate_detail::cuda::moments::check_moments_fit(name, p.moments, polystate_detail::cuda::limits_of(exec));
   }
   return s;
 }
 template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status check(const on_cuda& exec, const routing_args<Data, Separation, Router>& args,
                            const routing_grads<Data, Router>& grads) {
-  namespace route = detail::cuda::route;
+  namespace route = polystate_detail::cuda::route;
   constexpr const char* name = "routing_backward";
   if (status s = check<Dims>(args, grads); !s.ok()) return s;
   const route::routing_problem p = route::make_routing_problem(args, grads.d_lam);
   status s = route::check_routing_operands(name, exec, args, p, workspace_bytes(exec, args, grads));
   if (s.ok() && Router::reads_moments) {
-    s = detail::cuda::moments::check_moments_backward_fit(name, p.moments, detail::cuda::limits_of(exec));
+    s = polystate_detail::cuda::moments::check_moments_backward_fit(name, p.moments,
+                                                                    polystate_detail::cuda::limits_of(exec));
   }
   return s;
 }
@@ -176,31 +177,31 @@ template <class Dims = dims<>, class Data, class Separation, class Router>
 template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status validate(const on_cuda& exec, const routing_args<Data, Separation, Router>& args) {
   status s = check<Dims>(exec, args);
-  if (s.ok()) s = detail::cuda::route::check_rows("routing", exec, args);
+  if (s.ok()) s = polystate_detail::cuda::route::check_rows("routing", exec, args);
   if (!s.ok()) return s;
-  return detail::cuda::route::check_boundaries("routing", exec, args, args.lam.extent(1));
+  return polystate_detail::cuda::route::check_boundaries("routing", exec, args, args.lam.extent(1));
 }
 template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status validate(const on_cuda& exec, const routing_args<Data, Separation, Router>& args,
                               const routing_grads<Data, Router>& grads) {
   status s = check<Dims>(exec, args, grads);
-  if (s.ok()) s = detail::cuda::route::check_rows("routing_backward", exec, args);
+  if (s.ok()) s = polystate_detail::cuda::route::check_rows("routing_backward", exec, args);
   if (!s.ok()) return s;
-  return detail::cuda::route::check_boundaries("routing_backward", exec, args, grads.d_lam.extent(1));
+  return polystate_detail::cuda::route::check_boundaries("routing_backward", exec, args, grads.d_lam.extent(1));
 }
 
 template <class Dims, class Data, class Separation, class Router>
 status try_routing(const on_cuda& exec, const routing_args<Data, Separation, Router>& args) {
-  namespace route = detail::cuda::route;
-  static_assert(detail::cuda::is_element<Data>, "routing on_cuda takes float, half and bfloat16 data");
+  namespace route = polystate_detail::cuda::route;
+  static_assert(polystate_detail::cuda::is_element<Data>, "routing on_cuda takes float, half and bfloat16 data");
   constexpr const char* name = "routing";
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
   const route::routing_problem p = route::make_routing_problem(args, args.lam);
-  const detail::cuda::scratch memory(name, exec, workspace_bytes(exec, args));
+  const polystate_detail::cuda::scratch memory(name, exec, workspace_bytes(exec, args));
   if (!memory.result().ok()) return memory.result();
-  detail::cuda::workspace_carver hand_out(memory.data());
+  polystate_detail::cuda::workspace_carver hand_out(memory.data());
   const route::routing_memory m = route::carve(hand_out, p);
-  const status s = route::launch_routing<detail::cuda::recurrence::moment_shapes_of<Dims, 0>>(
+  const status s = route::launch_routing<polystate_detail::cuda::recurrence::moment_shapes_of<Dims, 0>>(
       name, exec, p, m, route::weight_view<float>{.rows = args.lam});
   if (!s.ok() || p.is_empty() || (!args.r_mu && !args.r_sigma)) return s;
   return route::launch_score_output(name, exec,
@@ -217,18 +218,20 @@ status try_routing(const on_cuda& exec, const routing_args<Data, Separation, Rou
 template <class Dims, class Data, class Separation, class Router>
 status try_routing_backward(const on_cuda& exec, const routing_args<Data, Separation, Router>& args,
                             const routing_grads<Data, Router>& grads) {
-  namespace route = detail::cuda::route;
-  static_assert(detail::cuda::is_element<Data>, "routing_backward on_cuda takes float, half and bfloat16 data");
-  using shapes = detail::cuda::recurrence::moment_shapes_of<Dims, 0>;
+  namespace route = polystate_detail::cuda::route;
+  static_assert(polystate_detail::cuda::is_element<Data>,
+                "routing_backward on_cuda takes float, half and bfloat16 data");
+  using shapes = polystate_detail::cuda::recurrence::moment_shapes_of<Dims, 0>;
   constexpr const char* name = "routing_backward";
   if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
   const route::routing_problem p = route::make_routing_problem(args, grads.d_lam);
   const route::wanted_gradients wanted = route::wanted_of(grads);
-  const detail::cuda::scratch memory(name, exec, workspace_bytes(exec, args, grads));
+  const polystate_detail::cuda::scratch memory(name, exec, workspace_bytes(exec, args, grads));
   if (!memory.result().ok()) return memory.result();
-  detail::cuda::workspace_carver hand_out(memory.data());
+  polystate_detail::cuda::workspace_carver hand_out(memory.data());
   const route::routing_memory m = route::carve(hand_out, p);
-  const route::routing_gradient_memory g = route::carve_gradients(hand_out, p, wanted, detail::cuda::limits_of(exec));
+  const route::routing_gradient_memory g =
+      route::carve_gradients(hand_out, p, wanted, polystate_detail::cuda::limits_of(exec));
   const status s = route::launch_scores<shapes>(name, exec, p, m);
   if (!s.ok()) return s;
   return route::launch_routing_backward<shapes>(name, exec, p, m, route::weight_view<const float>{.rows = grads.d_lam},

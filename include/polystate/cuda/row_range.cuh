@@ -18,7 +18,7 @@
 #include <cstdio>
 #include <string>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda {
 
 /// What x.x + eps may be of a row that is not zero: float holds it, and the products of its elements, without loss.
 struct squares_range {
@@ -96,4 +96,4 @@ POLYSTATE_HIDDEN status check_row_squares(const char* op, const cuda_policy auto
               std::to_string(row / heads % time) + ", " + std::to_string(row % heads) + ")" + text};
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda

@@ -18,7 +18,7 @@
 
 namespace polystate::inline POLYSTATE_ABI {
 
-namespace detail::inline POLYSTATE_BUILD::cuda::moments {
+namespace polystate_detail::inline POLYSTATE_BUILD::cuda::moments {
 
 template <class Data, class Separation>
 moment_problem make_moment_problem(const segment_moments_args<Data, Separation>& args) {
@@ -56,24 +56,24 @@ status check_moment_operands(const char* name, const on_cuda& exec, const key_mo
   return c.include(check_segmentation(name, problem.segments)).result();
 }
 
-}  // namespace detail::inline POLYSTATE_BUILD::cuda::moments
+}  // namespace polystate_detail::inline POLYSTATE_BUILD::cuda::moments
 
 /// For the operands of a valid call; 0 for one that check() refuses.
 template <class Data, class Separation>
 std::size_t workspace_bytes(const on_cuda&, const segment_moments_args<Data, Separation>& args) {
-  namespace mom = detail::cuda::moments;
+  namespace mom = polystate_detail::cuda::moments;
   if (!check(args).ok() || !segment_moments_limits::cuda_dr.contains(args.moments.k.extent(3))) return 0;
-  detail::cuda::workspace_carver count;
+  polystate_detail::cuda::workspace_carver count;
   mom::carve(count, mom::make_moment_problem(args));
   return count.bytes();
 }
 template <class Data, class Separation>
 std::size_t workspace_bytes(const on_cuda& exec, const segment_moments_args<Data, Separation>& args,
                             const segment_moments_grads<Data>& grads) {
-  namespace mom = detail::cuda::moments;
+  namespace mom = polystate_detail::cuda::moments;
   if (!check(args, grads).ok() || !segment_moments_limits::cuda_dr.contains(args.moments.k.extent(3))) return 0;
-  detail::cuda::workspace_carver count;
-  mom::carve_backward(count, mom::make_moment_problem(args, grads), detail::cuda::limits_of(exec));
+  polystate_detail::cuda::workspace_carver count;
+  mom::carve_backward(count, mom::make_moment_problem(args, grads), polystate_detail::cuda::limits_of(exec));
   return count.bytes();
 }
 
@@ -82,27 +82,27 @@ std::size_t workspace_bytes(const on_cuda& exec, const segment_moments_args<Data
 /// enough. Reads no elements.
 template <class Dims = dims<>, class Data, class Separation>
 [[nodiscard]] status check(const on_cuda& exec, const segment_moments_args<Data, Separation>& args) {
-  namespace mom = detail::cuda::moments;
+  namespace mom = polystate_detail::cuda::moments;
   constexpr const char* name = "segment_moments";
   status s = check<Dims>(args);
   if (!s.ok()) return s;
   const mom::moment_problem problem = mom::make_moment_problem(args);
   s = mom::check_moment_operands(name, exec, args.moments, problem, workspace_bytes(exec, args));
-  return s.ok() ? mom::check_moments_fit(name, problem, detail::cuda::limits_of(exec)) : s;
+  return s.ok() ? mom::check_moments_fit(name, problem, polystate_detail::cuda::limits_of(exec)) : s;
 }
 template <class Dims = dims<>, class Data, class Separation>
 [[nodiscard]] status check(const on_cuda& exec, const segment_moments_args<Data, Separation>& args,
                            const segment_moments_grads<Data>& grads) {
-  namespace mom = detail::cuda::moments;
+  namespace mom = polystate_detail::cuda::moments;
   constexpr const char* name = "segment_moments_backward";
   status s = check<Dims>(args, grads);
   if (!s.ok()) return s;
   const mom::moment_problem problem = mom::make_moment_problem(args, grads);
   s = mom::check_moment_operands(name, exec, args.moments, problem, workspace_bytes(exec, args, grads));
-  return s.ok() ? mom::check_moments_backward_fit(name, problem, detail::cuda::limits_of(exec)) : s;
+  return s.ok() ? mom::check_moments_backward_fit(name, problem, polystate_detail::cuda::limits_of(exec)) : s;
 }
 
-namespace detail::inline POLYSTATE_BUILD::cuda::moments {
+namespace polystate_detail::inline POLYSTATE_BUILD::cuda::moments {
 
 /// Calls f with the operands whose index operands are copies on the host.
 template <class Data, class Separation, class F>
@@ -118,41 +118,42 @@ status with_host_indices(const char* name, const on_cuda& exec, segment_moments_
   return s.ok() ? f(args) : s;
 }
 
-}  // namespace detail::inline POLYSTATE_BUILD::cuda::moments
+}  // namespace polystate_detail::inline POLYSTATE_BUILD::cuda::moments
 
 /// check(), and the contents of the index operands. Copies them to the host and waits for exec.stream, so it cannot run
 /// under graph capture.
 template <class Dims = dims<>, class Data, class Separation>
 [[nodiscard]] status validate(const on_cuda& exec, const segment_moments_args<Data, Separation>& args) {
   status s = check<Dims>(exec, args);
-  if (s.ok()) s = detail::cuda::moments::check_key_rows("segment_moments", exec, args.moments);
+  if (s.ok()) s = polystate_detail::cuda::moments::check_key_rows("segment_moments", exec, args.moments);
   if (!s.ok()) return s;
-  return detail::cuda::moments::with_host_indices("segment_moments", exec, args,
-                                                  [](const auto& here) { return check_contents(here); });
+  return polystate_detail::cuda::moments::with_host_indices("segment_moments", exec, args,
+                                                            [](const auto& here) { return check_contents(here); });
 }
 template <class Dims = dims<>, class Data, class Separation>
 [[nodiscard]] status validate(const on_cuda& exec, const segment_moments_args<Data, Separation>& args,
                               const segment_moments_grads<Data>& grads) {
   status s = check<Dims>(exec, args, grads);
-  if (s.ok()) s = detail::cuda::moments::check_key_rows("segment_moments_backward", exec, args.moments);
+  if (s.ok()) s = polystate_detail::cuda::moments::check_key_rows("segment_moments_backward", exec, args.moments);
   if (!s.ok()) return s;
-  return detail::cuda::moments::with_host_indices("segment_moments_backward", exec, args,
-                                                  [&](const auto& here) { return check_contents(here, grads); });
+  return polystate_detail::cuda::moments::with_host_indices(
+      "segment_moments_backward", exec, args, [&](const auto& here) { return check_contents(here, grads); });
 }
 
 template <class Dims, class Data, class Separation>
 status try_segment_moments(const on_cuda& exec, const segment_moments_args<Data, Separation>& args) {
-  namespace mom = detail::cuda::moments;
-  static_assert(detail::cuda::is_element<Data>, "segment_moments on_cuda takes float, half and bfloat16 data");
+  namespace mom = polystate_detail::cuda::moments;
+  static_assert(polystate_detail::cuda::is_element<Data>,
+                "segment_moments on_cuda takes float, half and bfloat16 data");
   constexpr const char* name = "segment_moments";
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
   const mom::moment_problem problem = mom::make_moment_problem(args);
-  const detail::cuda::scratch memory(name, exec, workspace_bytes(exec, args));
+  const polystate_detail::cuda::scratch memory(name, exec, workspace_bytes(exec, args));
   if (!memory.result().ok()) return memory.result();
-  detail::cuda::workspace_carver hand_out(memory.data());
+  polystate_detail::cuda::workspace_carver hand_out(memory.data());
   const mom::moment_memory moments = mom::carve(hand_out, problem);
-  const status s =
-      mom::launch_moments<detail::cuda::recurrence::moment_shapes_of<Dims, 0>>(name, exec, problem, moments, 0, {});
+  const status s = mom::launch_moments<polystate_detail::cuda::recurrence::moment_shapes_of<Dims, 0>>(
+      name, exec, problem, moments, 0, {});
   if (!s.ok()) return s;
   return mom::launch_moment_output(name, exec, problem, moments, args.mu, args.Sigma);
 }
@@ -160,28 +161,30 @@ status try_segment_moments(const on_cuda& exec, const segment_moments_args<Data,
 template <class Dims, class Data, class Separation>
 status try_segment_moments_backward(const on_cuda& exec, const segment_moments_args<Data, Separation>& args,
                                     const segment_moments_grads<Data>& grads) {
-  namespace mom = detail::cuda::moments;
-  static_assert(detail::cuda::is_element<Data>, "segment_moments_backward on_cuda takes float, half and bfloat16 data");
+  namespace mom = polystate_detail::cuda::moments;
+  static_assert(polystate_detail::cuda::is_element<Data>,
+                "segment_moments_backward on_cuda takes float, half and bfloat16 data");
   constexpr const char* name = "segment_moments_backward";
   if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
   const mom::moment_problem problem = mom::make_moment_problem(args, grads);
-  const detail::cuda::scratch memory(name, exec, workspace_bytes(exec, args, grads));
+  const polystate_detail::cuda::scratch memory(name, exec, workspace_bytes(exec, args, grads));
   if (!memory.result().ok()) return memory.result();
-  detail::cuda::workspace_carver hand_out(memory.data());
-  const mom::backward_memory b = mom::carve_backward(hand_out, problem, detail::cuda::limits_of(exec));
+  polystate_detail::cuda::workspace_carver hand_out(memory.data());
+  const mom::backward_memory b = mom::carve_backward(hand_out, problem, polystate_detail::cuda::limits_of(exec));
   status s = mom::launch_staged_keys(name, exec, problem, b.moments, 0);
   if (s.ok()) {
     s = mom::launch_state_gradient(name, exec, problem, b.moments.table, b.d.d_states, grads.d_mu, grads.d_Sigma);
   }
   if (s.ok())
-    s = mom::launch_moments_backward<detail::cuda::recurrence::moment_shapes_of<Dims, 0>>(
+    s = mom::launch_moments_backward<polystate_detail::cuda::recurrence::moment_shapes_of<Dims, 0>>(
         name, exec, problem, b.moments, nullptr, b.d, b.scratch);
   if (!s.ok()) return s;
-  s = mom::launch_key_gradients(name, exec, problem, b.d, detail::cuda::any_element_view<4>(grads.moments.d_k),
-                                grads.moments.d_g, grads.moments.d_beta);
+  s = mom::launch_key_gradients(name, exec, problem, b.d,
+                                polystate_detail::cuda::any_element_view<4>(grads.moments.d_k), grads.moments.d_g,
+                                grads.moments.d_beta);
   if (!s.ok()) return s;
-  return detail::cuda::launch_clear_tail(name, exec, problem.segments.all, grads.moments.d_k, grads.moments.d_g,
-                                         grads.moments.d_beta);
+  return polystate_detail::cuda::launch_clear_tail(name, exec, problem.segments.all, grads.moments.d_k,
+                                                   grads.moments.d_g, grads.moments.d_beta);
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

@@ -20,7 +20,7 @@
 
 namespace polystate::inline POLYSTATE_ABI {
 
-namespace detail::inline POLYSTATE_BUILD::cuda::recurrence {
+namespace polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence {
 
 /// What CUDA asks beside the contract; `s` is the contract's answer.
 template <class Args>
@@ -52,9 +52,9 @@ status check_ssd_tiles(const char* name, const on_cuda& exec, const ssd_args<Dat
   }
 }
 
-}  // namespace detail::inline POLYSTATE_BUILD::cuda::recurrence
+}  // namespace polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence
 
-namespace detail::inline POLYSTATE_BUILD::cuda::recurrence {
+namespace polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence {
 
 template <class Data, class State>
 backward_call<ssd_form> make_backward_call(const ssd_args<Data, State>& args, const ssd_grads<Data, State>& grads) {
@@ -102,33 +102,35 @@ POLYSTATE_HIDDEN status run_backward(const char* name, const on_cuda& exec, cons
                 ssd_head_gradient_kernel<split::threads>, heads);
 }
 
-}  // namespace detail::inline POLYSTATE_BUILD::cuda::recurrence
+}  // namespace polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence
 
 /// For the operands of a valid call; 0 for one that check() refuses.
 template <class Data, class State>
 std::size_t workspace_bytes(const on_cuda& exec, const ssd_args<Data, State>& args,
                             const ssd_grads<Data, State>& grads) {
-  namespace rec = detail::cuda::recurrence;
+  namespace rec = polystate_detail::cuda::recurrence;
   if (!check(args, grads).ok() || !ssd_limits::cuda_N.contains(args.B.extent(3))) return 0;
-  return rec::scratch_bytes(rec::make_plan(rec::make_backward_call(args, grads), detail::cuda::limits_of(exec)));
+  return rec::scratch_bytes(
+      rec::make_plan(rec::make_backward_call(args, grads), polystate_detail::cuda::limits_of(exec)));
 }
 
 /// What on_cuda asks of the operands: check(), P and N up to 512, a stream of the current device, and a workspace, if
 /// given, that is aligned and large enough. Reads no elements.
 template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const on_cuda& exec, const ssd_args<Data, State>& args) {
-  return detail::cuda::recurrence::check_ssd_operands("ssd", exec, args, check<Dims>(args),
-                                                      workspace_bytes(exec, args));
+  return polystate_detail::cuda::recurrence::check_ssd_operands("ssd", exec, args, check<Dims>(args),
+                                                                workspace_bytes(exec, args));
 }
 template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const on_cuda& exec, const ssd_step_args<Data, State>& args) {
-  return detail::cuda::recurrence::check_ssd_operands("ssd_step", exec, args, check<Dims>(args),
-                                                      workspace_bytes(exec, args));
+  return polystate_detail::cuda::recurrence::check_ssd_operands("ssd_step", exec, args, check<Dims>(args),
+                                                                workspace_bytes(exec, args));
 }
 template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status check(const on_cuda& exec, const ssd_args<Data, State>& args,
                            const ssd_grads<Data, State>& grads) {
-  return detail::cuda::recurrence::check_ssd_tiles("ssd_backward", exec, args, check<Dims>(args, grads), grads);
+  return polystate_detail::cuda::recurrence::check_ssd_tiles("ssd_backward", exec, args, check<Dims>(args, grads),
+                                                             grads);
 }
 
 /// check(), and the contents of the index operands. Copies them to the host and waits for exec.stream, so it cannot run
@@ -136,7 +138,7 @@ template <class Dims = dims<>, class Data, class State>
 template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status validate(const on_cuda& exec, const ssd_args<Data, State>& args) {
   status s = check<Dims>(exec, args);
-  detail::cuda::host_indices cu_seqlens;
+  polystate_detail::cuda::host_indices cu_seqlens;
   if (s.ok()) s = cu_seqlens.read("ssd", exec, "cu_seqlens", args.cu_seqlens);
   if (!s.ok()) return s;
   ssd_args<Data, State> here = args;
@@ -148,7 +150,7 @@ template <class Dims = dims<>, class Data, class State>
                               const ssd_grads<Data, State>& grads) {
   constexpr const char* name = "ssd_backward";
   status s = check<Dims>(exec, args, grads);
-  detail::cuda::host_indices cu_seqlens;
+  polystate_detail::cuda::host_indices cu_seqlens;
   if (s.ok()) s = cu_seqlens.read(name, exec, "cu_seqlens", args.cu_seqlens);
   return s.ok() ? check_cu_seqlens(name, cu_seqlens.view(), args.x.extent(1)) : s;
 }
@@ -156,8 +158,8 @@ template <class Dims = dims<>, class Data, class State>
 [[nodiscard]] status validate(const on_cuda& exec, const ssd_step_args<Data, State>& args) {
   constexpr const char* name = "ssd_step";
   status s = check<Dims>(exec, args);
-  detail::cuda::host_indices read;
-  detail::cuda::host_indices write;
+  polystate_detail::cuda::host_indices read;
+  polystate_detail::cuda::host_indices write;
   if (s.ok()) s = read.read(name, exec, "read_indices", args.read_indices);
   if (s.ok()) s = write.read(name, exec, "write_indices", args.write_indices);
   if (!s.ok()) return s;
@@ -169,30 +171,30 @@ template <class Dims = dims<>, class Data, class State>
 
 template <class Dims, class Data, class State>
 status try_ssd(const on_cuda& exec, const ssd_args<Data, State>& args) {
-  namespace rec = detail::cuda::recurrence;
-  static_assert(detail::cuda::is_element<Data>, "ssd on_cuda takes float, half and bfloat16 data");
-  static_assert(detail::cuda::is_element<State>, "ssd on_cuda takes float, half and bfloat16 states");
+  namespace rec = polystate_detail::cuda::recurrence;
+  static_assert(polystate_detail::cuda::is_element<Data>, "ssd on_cuda takes float, half and bfloat16 data");
+  static_assert(polystate_detail::cuda::is_element<State>, "ssd on_cuda takes float, half and bfloat16 states");
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
   const auto in = operands_of(args);
   const rec::forward_params<rec::ssd_form> params = {
       .in = rec::make_shared_operands(in, args.y),
       .form = rec::make_form(in),
       .items = rec::work_items(sequences(args.x.extent(0), args.x.extent(1), args.cu_seqlens), args.x.extent(1)),
-      .initial_state = detail::cuda::any_element_view<4>(args.initial_state),
-      .final_state = detail::cuda::any_element_view<4>(args.final_state),
+      .initial_state = polystate_detail::cuda::any_element_view<4>(args.initial_state),
+      .final_state = polystate_detail::cuda::any_element_view<4>(args.final_state),
       .carry_in = {},
       .carry_out = {},
       .record = {}};
   const status run = rec::launch_forward<rec::shapes_of<Dims, 1, 0>>("ssd", exec, params);
   const sequences all(args.x.extent(0), args.x.extent(1), args.cu_seqlens);
-  return run.ok() ? detail::cuda::launch_clear_tail("ssd", exec, all, args.y) : run;
+  return run.ok() ? polystate_detail::cuda::launch_clear_tail("ssd", exec, all, args.y) : run;
 }
 
 template <class Dims, class Data, class State>
 status try_ssd_step(const on_cuda& exec, const ssd_step_args<Data, State>& args) {
-  namespace rec = detail::cuda::recurrence;
-  static_assert(detail::cuda::is_element<Data>, "ssd_step on_cuda takes float, half and bfloat16 data");
-  static_assert(detail::cuda::is_element<State>, "ssd_step on_cuda takes float, half and bfloat16 states");
+  namespace rec = polystate_detail::cuda::recurrence;
+  static_assert(polystate_detail::cuda::is_element<Data>, "ssd_step on_cuda takes float, half and bfloat16 data");
+  static_assert(polystate_detail::cuda::is_element<State>, "ssd_step on_cuda takes float, half and bfloat16 states");
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
   const auto in = operands_of(args);
   return rec::launch_step<rec::shapes_of<Dims, 1, 0>>(
@@ -204,18 +206,19 @@ status try_ssd_step(const on_cuda& exec, const ssd_step_args<Data, State>& args)
 
 template <class Dims, class Data, class State>
 status try_ssd_backward(const on_cuda& exec, const ssd_args<Data, State>& args, const ssd_grads<Data, State>& grads) {
-  namespace rec = detail::cuda::recurrence;
-  static_assert(detail::cuda::is_element<Data>, "ssd on_cuda takes float, half and bfloat16 data");
-  static_assert(detail::cuda::is_element<State>, "ssd on_cuda takes float, half and bfloat16 states");
+  namespace rec = polystate_detail::cuda::recurrence;
+  static_assert(polystate_detail::cuda::is_element<Data>, "ssd on_cuda takes float, half and bfloat16 data");
+  static_assert(polystate_detail::cuda::is_element<State>, "ssd on_cuda takes float, half and bfloat16 states");
   constexpr const char* name = "ssd_backward";
   if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
   const auto call = rec::make_backward_call(args, grads);
-  const rec::backward_plan plan = rec::make_plan(call, detail::cuda::limits_of(exec));
-  const detail::cuda::scratch memory(name, exec, rec::scratch_bytes(plan));
+  const rec::backward_plan plan = rec::make_plan(call, polystate_detail::cuda::limits_of(exec));
+  const polystate_detail::cuda::scratch memory(name, exec, rec::scratch_bytes(plan));
   if (!memory.result().ok()) return memory.result();
   const status run = rec::run_backward<rec::shapes_of<Dims, 1, 0>>(name, exec, call, plan, memory.data(), grads);
   if (!run.ok()) return run;
-  return detail::cuda::launch_clear_tail(name, exec, call.all, grads.d_x, grads.d_dt, grads.d_B, grads.d_C, grads.d_z);
+  return polystate_detail::cuda::launch_clear_tail(name, exec, call.all, grads.d_x, grads.d_dt, grads.d_B, grads.d_C,
+                                                   grads.d_z);
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

@@ -18,7 +18,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda {
 
 /// The parts of a float that a tensor core takes: `hi` has its first 11 bits.
 struct tf32_pair {
@@ -107,4 +107,4 @@ __device__ void multiply_add_all(float (&sums)[Count][4], const tf32_left& a, co
   for (int j = 0; j < Count; ++j) mma_tf32(sums[j], a.hi, x[j][0].hi, x[j][1].hi);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda

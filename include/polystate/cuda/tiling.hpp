@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda {
 
 /// Tiles that cover `size`, the last one perhaps in part.
 POLYSTATE_HOST_DEVICE constexpr std::int64_t tiles_of(std::int64_t size, std::int64_t tile) {
@@ -22,4 +22,4 @@ constexpr int power_of_two(std::int64_t n, int most) {
   return p;
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda

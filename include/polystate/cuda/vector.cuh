@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda {
 
 /// N elements as they lie in memory, 16 bytes or 8, the first in the low bits of word[0].
 template <class Data, int N = vector_elements<Data>>
@@ -120,4 +120,4 @@ __device__ vector<Data, N> round_to_vector(const float (&x)[N]) {
   return v;
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda

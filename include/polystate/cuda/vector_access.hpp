@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda {
 
 /// The widest access of one thread.
 inline constexpr std::size_t vector_bytes = 16;
@@ -46,4 +46,4 @@ template <class T, int Rank>
   return true;
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda

@@ -26,7 +26,7 @@
 #include <cstdint>
 #include <string>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda {
 
 /// Hands out arrays one behind the other, each aligned to workspace_alignment; without memory it only counts.
 class workspace_carver {
@@ -100,4 +100,4 @@ class scratch {
   status result_;
 };
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda

@@ -191,7 +191,7 @@ template <class T>
 
 }  // namespace polystate::inline POLYSTATE_ABI::safetensors
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::safetensors_header {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::safetensors_header {
 
 namespace st = polystate::safetensors;
 
@@ -370,13 +370,13 @@ inline void check_layout(std::string_view file, const st::file::tensors_type& te
   }
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::safetensors_header
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::safetensors_header
 
 namespace polystate::inline POLYSTATE_ABI::safetensors {
 
 /// The file with these bytes. `name` is for error texts. Throws error.
 [[nodiscard]] inline file parse(std::string name, std::vector<std::byte> content) {
-  namespace header = detail::safetensors_header;
+  namespace header = polystate_detail::safetensors_header;
   std::uint64_t length = 0;
   if (content.size() < header::length_bytes) throw error(name, "shorter than the header's length field");
   std::memcpy(&length, content.data(), sizeof length);
@@ -426,7 +426,7 @@ namespace polystate::inline POLYSTATE_ABI::safetensors {
 /// file that could not be written completely may remain.
 inline void write(const std::filesystem::path& path, std::span<const tensor_source> tensors,
                   const metadata_type& metadata = {}) {
-  namespace header = detail::safetensors_header;
+  namespace header = polystate_detail::safetensors_header;
   const std::string name = path.string();
   std::vector<const tensor_source*> order;
   for (const auto& t : tensors) order.push_back(&t);

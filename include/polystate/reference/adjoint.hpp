@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference {
 
 /// The gradient of an operand while it is summed, in the type that the reference computes in; empty for an
 /// absent operand.
@@ -171,4 +171,4 @@ void outer_adjoint(const Scalar& beta, const vector<Scalar>& v, const vector<Sca
   dbeta += v.dot(dSk);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference

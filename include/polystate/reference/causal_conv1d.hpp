@@ -10,7 +10,7 @@
 
 namespace polystate::inline POLYSTATE_ABI {
 
-namespace detail::inline POLYSTATE_BUILD::reference {
+namespace polystate_detail::inline POLYSTATE_BUILD::reference {
 
 /// a[t] = bias + sum_j weight[:,j] * p[t+j]: rows of p are tokens, the first W-1 of them the state.
 template <class Data, class Scalar>
@@ -44,7 +44,7 @@ matrix<compute_t<Data>> extended_input(const causal_conv1d_args<Data>& args, std
   return p;
 }
 
-}  // namespace detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate_detail::inline POLYSTATE_BUILD::reference
 
 /// What on_reference asks of the operands: check(), and valid contents of the index operands.
 template <class Dims = dims<>, class Data>
@@ -66,7 +66,7 @@ template <class Dims = dims<>, class Data>
 
 template <class Dims, class Data>
 status try_causal_conv1d(const on_reference& exec, const causal_conv1d_args<Data>& args) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
 
@@ -85,7 +85,7 @@ status try_causal_conv1d(const on_reference& exec, const causal_conv1d_args<Data
 template <class Dims, class Data>
 status try_causal_conv1d_backward(const on_reference& exec, const causal_conv1d_args<Data>& args,
                                   const causal_conv1d_grads<Data>& grads) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
 
@@ -127,7 +127,7 @@ status try_causal_conv1d_backward(const on_reference& exec, const causal_conv1d_
 
 template <class Dims, class Data>
 status try_causal_conv1d_step(const on_reference& exec, const causal_conv1d_step_args<Data>& args) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
 

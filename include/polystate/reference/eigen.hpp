@@ -12,7 +12,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference {
 
 template <class Scalar>
 using vector = Eigen::Matrix<Scalar, Eigen::Dynamic, 1>;
@@ -62,4 +62,4 @@ Scalar softplus(const Scalar& x) {
   return x > Scalar(0) ? x + log1p(exp(-x)) : log1p(exp(x));
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference

@@ -31,7 +31,7 @@ template <class Dims = dims<>, class Data, class Rule, class State>
 
 template <class Dims, class Data, class Rule, class State>
 status try_gated_delta_rule(const on_reference& exec, const gated_delta_rule_args<Data, Rule, State>& args) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
   ref::forward(ref::recurrence(operands_of(args)), sequences(args.q.extent(0), args.q.extent(1), args.cu_seqlens),
                args.initial_state, args.o, args.final_state);
@@ -41,7 +41,7 @@ status try_gated_delta_rule(const on_reference& exec, const gated_delta_rule_arg
 template <class Dims, class Data, class Rule, class State>
 status try_gated_delta_rule_backward(const on_reference& exec, const gated_delta_rule_args<Data, Rule, State>& args,
                                      const gated_delta_rule_grads<Data, Rule, State>& grads) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
   ref::recurrence_adjoint adjoint(operands_of(args));
   ref::backward(ref::recurrence(operands_of(args)), adjoint,
@@ -53,7 +53,7 @@ status try_gated_delta_rule_backward(const on_reference& exec, const gated_delta
 
 template <class Dims, class Data, class Rule, class State>
 status try_gated_delta_rule_step(const on_reference& exec, const gated_delta_rule_step_args<Data, Rule, State>& args) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
   ref::step(ref::recurrence(operands_of(args)), state_pool(args.state.extent(0), args.read_indices, args.write_indices),
             args.state, args.o, args.intermediate_states);

@@ -22,7 +22,7 @@ namespace polystate::inline POLYSTATE_ABI {
 
 template <class Dims, class Data, class Rule, class Separation, class Router, class State>
 status try_multi_state(const on_reference& exec, const multi_state_args<Data, Rule, Separation, Router, State>& args) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
 
@@ -54,7 +54,7 @@ template <class Dims, class Data, class Rule, class Separation, class Router, cl
 status try_multi_state_backward(const on_reference& exec,
                                 const multi_state_args<Data, Rule, Separation, Router, State>& args,
                                 const multi_state_grads<Data, Rule, Router, State>& grads) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
 
@@ -104,7 +104,7 @@ status try_multi_state_backward(const on_reference& exec,
 template <class Dims, class Data, class Rule, class Separation, class Router, class State>
 status try_multi_state_step(const on_reference& exec,
                             const multi_state_step_args<Data, Rule, Separation, Router, State>& args) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
 
   const ref::recurrence recurrence(args.in);
@@ -118,7 +118,7 @@ status try_multi_state_step(const on_reference& exec,
 
 template <class Dims, class Data, class Rule, class Router, class State>
 status try_multi_state_read(const on_reference& exec, const multi_state_read_args<Data, Rule, Router, State>& args) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
 
@@ -144,7 +144,7 @@ template <class Dims, class Data, class Rule, class Router, class State>
 status try_multi_state_read_backward(const on_reference& exec,
                                      const multi_state_read_args<Data, Rule, Router, State>& args,
                                      const multi_state_read_grads<Data, Rule, Router>& grads) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
 

@@ -14,7 +14,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference {
 
 /// Token t of batch entry b.
 struct token {
@@ -168,4 +168,4 @@ void backward(const Recurrence& r, Adjoint& adjoint, const sequences& all,
   }
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference

@@ -17,7 +17,7 @@
 
 namespace polystate::inline POLYSTATE_ABI {
 
-namespace detail::inline POLYSTATE_BUILD::reference {
+namespace polystate_detail::inline POLYSTATE_BUILD::reference {
 
 /// Contents of the index operands and of raw weights, for weights of this shape (B, T, H, L).
 template <class Data, class Separation, class Router, class Weight>
@@ -31,25 +31,25 @@ status check_routing_contents(const char* op, const routing_args<Data, Separatio
   return s;
 }
 
-}  // namespace detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate_detail::inline POLYSTATE_BUILD::reference
 
 /// What on_reference asks of the operands: check(), and valid contents of the index operands and of raw
 /// weights.
 template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status check(const on_reference&, const routing_args<Data, Separation, Router>& args) {
   const status s = check<Dims>(args);
-  return s.ok() ? detail::reference::check_routing_contents("routing", args, args.lam) : s;
+  return s.ok() ? polystate_detail::reference::check_routing_contents("routing", args, args.lam) : s;
 }
 template <class Dims = dims<>, class Data, class Separation, class Router>
 [[nodiscard]] status check(const on_reference&, const routing_args<Data, Separation, Router>& args,
                            const routing_grads<Data, Router>& grads) {
   const status s = check<Dims>(args, grads);
-  return s.ok() ? detail::reference::check_routing_contents("routing_backward", args, grads.d_lam) : s;
+  return s.ok() ? polystate_detail::reference::check_routing_contents("routing_backward", args, grads.d_lam) : s;
 }
 
 template <class Dims, class Data, class Separation, class Router>
 status try_routing(const on_reference& exec, const routing_args<Data, Separation, Router>& args) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
 
@@ -91,7 +91,7 @@ status try_routing(const on_reference& exec, const routing_args<Data, Separation
 template <class Dims, class Data, class Separation, class Router>
 status try_routing_backward(const on_reference& exec, const routing_args<Data, Separation, Router>& args,
                             const routing_grads<Data, Router>& grads) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
 

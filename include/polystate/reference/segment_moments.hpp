@@ -29,7 +29,7 @@ template <class Dims = dims<>, class Data, class Separation>
 
 template <class Dims, class Data, class Separation>
 status try_segment_moments(const on_reference& exec, const segment_moments_args<Data, Separation>& args) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
 
@@ -53,7 +53,7 @@ status try_segment_moments(const on_reference& exec, const segment_moments_args<
 template <class Dims, class Data, class Separation>
 status try_segment_moments_backward(const on_reference& exec, const segment_moments_args<Data, Separation>& args,
                                     const segment_moments_grads<Data>& grads) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
 

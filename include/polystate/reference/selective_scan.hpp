@@ -14,7 +14,7 @@
 
 namespace polystate::inline POLYSTATE_ABI {
 
-namespace detail::inline POLYSTATE_BUILD::reference {
+namespace polystate_detail::inline POLYSTATE_BUILD::reference {
 
 /// What one token does to one channel.
 template <class Args>
@@ -63,7 +63,7 @@ struct scan_token {
   [[nodiscard]] Scalar output(const vector<Scalar>& h) const { return args.z ? read(h) * silu(z()) : read(h); }
 };
 
-}  // namespace detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate_detail::inline POLYSTATE_BUILD::reference
 
 /// What on_reference asks of the operands: check(), and valid contents of the index operands.
 template <class Dims = dims<>, class Data, class State>
@@ -85,7 +85,7 @@ template <class Dims = dims<>, class Data, class State>
 
 template <class Dims, class Data, class State>
 status try_selective_scan(const on_reference& exec, const selective_scan_args<Data, State>& args) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
 
@@ -109,7 +109,7 @@ status try_selective_scan(const on_reference& exec, const selective_scan_args<Da
 template <class Dims, class Data, class State>
 status try_selective_scan_backward(const on_reference& exec, const selective_scan_args<Data, State>& args,
                                    const selective_scan_grads<Data, State>& grads) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
 
@@ -177,7 +177,7 @@ status try_selective_scan_backward(const on_reference& exec, const selective_sca
 
 template <class Dims, class Data, class State>
 status try_selective_scan_step(const on_reference& exec, const selective_scan_step_args<Data, State>& args) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
 

@@ -31,7 +31,7 @@ template <class Dims = dims<>, class Data, class State>
 
 template <class Dims, class Data, class State>
 status try_ssd(const on_reference& exec, const ssd_args<Data, State>& args) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
   ref::forward(ref::recurrence(operands_of(args)), sequences(args.x.extent(0), args.x.extent(1), args.cu_seqlens),
                args.initial_state, args.y, args.final_state);
@@ -41,7 +41,7 @@ status try_ssd(const on_reference& exec, const ssd_args<Data, State>& args) {
 template <class Dims, class Data, class State>
 status try_ssd_backward(const on_reference& exec, const ssd_args<Data, State>& args,
                         const ssd_grads<Data, State>& grads) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   if (status s = check<Dims>(exec, args, grads); !s.ok()) return s;
   ref::recurrence_adjoint adjoint(operands_of(args));
   ref::backward(ref::recurrence(operands_of(args)), adjoint,
@@ -53,7 +53,7 @@ status try_ssd_backward(const on_reference& exec, const ssd_args<Data, State>& a
 
 template <class Dims, class Data, class State>
 status try_ssd_step(const on_reference& exec, const ssd_step_args<Data, State>& args) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   if (status s = check<Dims>(exec, args); !s.ok()) return s;
   ref::step(ref::recurrence(operands_of(args)), state_pool(args.state.extent(0), args.read_indices, args.write_indices),
             args.state, args.y, args.intermediate_states);

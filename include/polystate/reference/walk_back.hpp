@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference {
 
 /// One segment on its own, in a bank of one entry: never closes, and keeps its declared length.
 template <class Separation>
@@ -120,4 +120,4 @@ void walk_back(const bank_shape& shape, const Separation& separation, const toke
   }
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference

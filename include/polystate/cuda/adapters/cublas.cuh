@@ -35,7 +35,7 @@ struct on_cublas {
 
 }  // namespace POLYSTATE_BUILD
 
-namespace detail::inline POLYSTATE_BUILD::cuda::blas {
+namespace polystate_detail::inline POLYSTATE_BUILD::cuda::blas {
 
 inline status blas_status(const char* op, cublasStatus_t result) {
   if (result == CUBLAS_STATUS_SUCCESS) return {};
@@ -118,6 +118,6 @@ status multiply(const char* op, const on_cublas& exec, const tensor_view<const D
   return multiply<Data>(op, exec, B.permuted(swapped), A.permuted(swapped), C.permuted(swapped), add);
 }
 
-}  // namespace detail::inline POLYSTATE_BUILD::cuda::blas
+}  // namespace polystate_detail::inline POLYSTATE_BUILD::cuda::blas
 
 }  // namespace polystate::inline POLYSTATE_ABI

@@ -19,16 +19,16 @@
 
 namespace polystate::inline POLYSTATE_ABI {
 
-namespace detail::inline POLYSTATE_BUILD::cuda::adapters {
+namespace polystate_detail::inline POLYSTATE_BUILD::cuda::adapters {
 
 /// The intermediate results of a block, or their gradients.
 template <class Data>
-detail::adapters::mamba_block_tensors<Data> carve_block(workspace_carver& from,
-                                                        const detail::adapters::mamba_block_sizes& n) {
+polystate_detail::adapters::mamba_block_tensors<Data> carve_block(
+    workspace_carver& from, const polystate_detail::adapters::mamba_block_sizes& n) {
   const auto tokens = [&](std::int64_t width) {
     return tensor_view<Data, 3>(from.take<Data>(n.B * n.T * width), {n.B, n.T, width});
   };
-  detail::adapters::mamba_block_tensors<Data> t;
+  polystate_detail::adapters::mamba_block_tensors<Data> t;
   t.xz = tokens(2 * n.di);
   t.c = tokens(n.di);
   t.dt_B_C = tokens(n.R + 2 * n.N);
@@ -105,14 +105,14 @@ status check_block(const char* op, const on_cublas& exec, const Args& args, std:
 /// The scratch memory of a backward.
 template <class Data>
 struct block_backward_tensors {
-  detail::adapters::mamba_block_tensors<Data> results, gradients;
+  polystate_detail::adapters::mamba_block_tensors<Data> results, gradients;
   tensor_view<Data, 3> y;    ///< that nobody reads
   tensor_view<Data, 3> d_y;  ///< zeros where the upstream gradient is absent
 };
 template <class Data>
 block_backward_tensors<Data> carve_block_backward(workspace_carver& from, const mamba_block_args<Data>& args,
                                                   const mamba_block_grads<Data>& grads) {
-  const auto n = detail::adapters::mamba_block_sizes::of(args);
+  const auto n = polystate_detail::adapters::mamba_block_sizes::of(args);
   block_backward_tensors<Data> t;
   t.results = carve_block<Data>(from, n);
   t.gradients = carve_block<Data>(from, n);
@@ -125,27 +125,27 @@ template <class Args>
 std::size_t block_bytes(const Args& args) {
   using Data = typename decltype(args.y)::value_type;
   workspace_carver count;
-  static_cast<void>(carve_block<Data>(count, detail::adapters::mamba_block_sizes::of(args)));
+  static_cast<void>(carve_block<Data>(count, polystate_detail::adapters::mamba_block_sizes::of(args)));
   return count.bytes();
 }
 
-}  // namespace detail::inline POLYSTATE_BUILD::cuda::adapters
+}  // namespace polystate_detail::inline POLYSTATE_BUILD::cuda::adapters
 
 /// Scratch for the intermediate results, in bytes; what the scan needs itself comes in the order of the stream.
 template <class Data>
 [[nodiscard]] std::size_t workspace_bytes(const on_cublas&, const mamba_block_args<Data>& args) {
-  return detail::cuda::adapters::block_bytes(args);
+  return polystate_detail::cuda::adapters::block_bytes(args);
 }
 template <class Data>
 [[nodiscard]] std::size_t workspace_bytes(const on_cublas&, const mamba_block_step_args<Data>& args) {
-  return detail::cuda::adapters::block_bytes(args);
+  return polystate_detail::cuda::adapters::block_bytes(args);
 }
 
 template <class Data>
 [[nodiscard]] std::size_t workspace_bytes(const on_cublas&, const mamba_block_args<Data>& args,
                                           const mamba_block_grads<Data>& grads) {
-  detail::cuda::workspace_carver count;
-  static_cast<void>(detail::cuda::adapters::carve_block_backward(count, args, grads));
+  polystate_detail::cuda::workspace_carver count;
+  static_cast<void>(polystate_detail::cuda::adapters::carve_block_backward(count, args, grads));
   return count.bytes();
 }
 
@@ -153,26 +153,26 @@ template <class Data>
 /// the last two indices. Reads no elements.
 template <class Data>
 [[nodiscard]] status check(const on_cublas& exec, const mamba_block_args<Data>& args) {
-  return detail::cuda::adapters::check_block("mamba_block", exec, args, workspace_bytes(exec, args));
+  return polystate_detail::cuda::adapters::check_block("mamba_block", exec, args, workspace_bytes(exec, args));
 }
 template <class Data>
 [[nodiscard]] status check(const on_cublas& exec, const mamba_block_step_args<Data>& args) {
-  return detail::cuda::adapters::check_block("mamba_block_step", exec, args, workspace_bytes(exec, args));
+  return polystate_detail::cuda::adapters::check_block("mamba_block_step", exec, args, workspace_bytes(exec, args));
 }
 
 template <class Data>
 [[nodiscard]] status check(const on_cublas& exec, const mamba_block_args<Data>& args,
                            const mamba_block_grads<Data>& grads) {
-  namespace adapters = detail::cuda::adapters;
+  namespace adapters = polystate_detail::cuda::adapters;
   constexpr const char* name = "mamba_block_backward";
   status s = check(args, grads);
   if (s.ok()) s = adapters::check_device(name, exec, workspace_bytes(exec, args, grads));
   if (!s.ok()) return s;
   argument_checks c(name);
-  detail::cuda::blas::check_storage(c, "x", args.x);
+  polystate_detail::cuda::blas::check_storage(c, "x", args.x);
   adapters::check_block_storage(c, args.weights);
-  detail::cuda::blas::check_storage(c, "d_y", grads.d_y);
-  detail::cuda::blas::check_storage(c, "d_x", grads.d_x);
+  polystate_detail::cuda::blas::check_storage(c, "d_y", grads.d_y);
+  polystate_detail::cuda::blas::check_storage(c, "d_x", grads.d_x);
   adapters::check_block_grad_storage(c, grads.d_weights);
   return c.result();
 }
@@ -180,29 +180,32 @@ template <class Data>
 /// Contents of cu_seqlens and of pool indices are clamped, as causal_conv1d and selective_scan do.
 template <class Data>
 status try_mamba_block(const on_cublas& exec, const mamba_block_args<Data>& args) {
-  namespace adapters = detail::cuda::adapters;
-  static_assert(detail::cuda::is_element<Data>, "mamba_block on_cublas takes float, half and bfloat16 data");
+  namespace adapters = polystate_detail::cuda::adapters;
+  static_assert(polystate_detail::cuda::is_element<Data>, "mamba_block on_cublas takes float, half and bfloat16 data");
   constexpr const char* name = "mamba_block";
   status s = check(exec, args);
-  if (s.ok()) s = detail::cuda::blas::set_stream(name, exec);
+  if (s.ok()) s = polystate_detail::cuda::blas::set_stream(name, exec);
   if (!s.ok()) return s;
   return adapters::with_scratch(
       name, exec,
-      [&](auto& from) { return adapters::carve_block<Data>(from, detail::adapters::mamba_block_sizes::of(args)); },
+      [&](auto& from) {
+        return adapters::carve_block<Data>(from, polystate_detail::adapters::mamba_block_sizes::of(args));
+      },
       [&](const auto& t) {
-        return detail::adapters::run_mamba_block(adapters::inner(exec), adapters::cublas_products<Data>(name, exec),
-                                                 args, t);
+        return polystate_detail::adapters::run_mamba_block(adapters::inner(exec),
+                                                           adapters::cublas_products<Data>(name, exec), args, t);
       });
 }
 
 template <class Data>
 status try_mamba_block_backward(const on_cublas& exec, const mamba_block_args<Data>& args,
                                 const mamba_block_grads<Data>& grads) {
-  namespace adapters = detail::cuda::adapters;
-  static_assert(detail::cuda::is_element<Data>, "mamba_block_backward on_cublas takes float, half and bfloat16 data");
+  namespace adapters = polystate_detail::cuda::adapters;
+  static_assert(polystate_detail::cuda::is_element<Data>,
+                "mamba_block_backward on_cublas takes float, half and bfloat16 data");
   constexpr const char* name = "mamba_block_backward";
   status s = check(exec, args, grads);
-  if (s.ok()) s = detail::cuda::blas::set_stream(name, exec);
+  if (s.ok()) s = polystate_detail::cuda::blas::set_stream(name, exec);
   if (!s.ok()) return s;
   return adapters::with_scratch(
       name, exec, [&](auto& from) { return adapters::carve_block_backward(from, args, grads); },
@@ -213,30 +216,35 @@ status try_mamba_block_backward(const on_cublas& exec, const mamba_block_args<Da
         forward.final_conv_state = {};
         forward.final_scan_state = {};
         mamba_block_grads<Data> wanted = grads;
-        return detail::adapters::in_order(
+        return polystate_detail::adapters::in_order(
             [&] { return adapters::upstream_or_zeros(name, exec, grads.d_y, t.d_y, wanted.d_y); },
-            [&] { return detail::adapters::run_mamba_block(adapters::inner(exec), products, forward, t.results); },
             [&] {
-              return detail::adapters::run_mamba_block_backward(adapters::inner(exec), products, forward, t.results,
-                                                                t.gradients, wanted);
+              return polystate_detail::adapters::run_mamba_block(adapters::inner(exec), products, forward, t.results);
+            },
+            [&] {
+              return polystate_detail::adapters::run_mamba_block_backward(adapters::inner(exec), products, forward,
+                                                                          t.results, t.gradients, wanted);
             });
       });
 }
 
 template <class Data>
 status try_mamba_block_step(const on_cublas& exec, const mamba_block_step_args<Data>& args) {
-  namespace adapters = detail::cuda::adapters;
-  static_assert(detail::cuda::is_element<Data>, "mamba_block_step on_cublas takes float, half and bfloat16 data");
+  namespace adapters = polystate_detail::cuda::adapters;
+  static_assert(polystate_detail::cuda::is_element<Data>,
+                "mamba_block_step on_cublas takes float, half and bfloat16 data");
   constexpr const char* name = "mamba_block_step";
   status s = check(exec, args);
-  if (s.ok()) s = detail::cuda::blas::set_stream(name, exec);
+  if (s.ok()) s = polystate_detail::cuda::blas::set_stream(name, exec);
   if (!s.ok()) return s;
   return adapters::with_scratch(
       name, exec,
-      [&](auto& from) { return adapters::carve_block<Data>(from, detail::adapters::mamba_block_sizes::of(args)); },
+      [&](auto& from) {
+        return adapters::carve_block<Data>(from, polystate_detail::adapters::mamba_block_sizes::of(args));
+      },
       [&](const auto& t) {
-        return detail::adapters::run_mamba_block_step(adapters::inner(exec),
-                                                      adapters::cublas_products<Data>(name, exec), args, t);
+        return polystate_detail::adapters::run_mamba_block_step(adapters::inner(exec),
+                                                                adapters::cublas_products<Data>(name, exec), args, t);
       });
 }
 

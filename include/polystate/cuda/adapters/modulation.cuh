@@ -19,7 +19,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::adapters {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::adapters {
 
 template <class Data>
 struct modulation_params {
@@ -145,4 +145,4 @@ class modulated_products : public cublas_products<Data> {
   tensor_view<float, 3> parts_of_d_rms_w_;
 };
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::adapters
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::adapters

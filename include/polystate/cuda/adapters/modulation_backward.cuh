@@ -17,7 +17,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::adapters {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::adapters {
 
 template <class Data>
 struct modulation_adjoint_params {
@@ -126,4 +126,4 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
   p.sum(k) = sum;
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::adapters
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::adapters

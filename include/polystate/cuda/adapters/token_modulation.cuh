@@ -19,16 +19,17 @@
 
 namespace polystate::inline POLYSTATE_ABI {
 
-namespace detail::inline POLYSTATE_BUILD::cuda::adapters {
+namespace polystate_detail::inline POLYSTATE_BUILD::cuda::adapters {
 
 /// The intermediate results that both adapters have. The factors go to the caller's lam, if there is one.
 template <class Data, class Args>
-detail::adapters::modulation_tensors<Data> carve_low_rank(workspace_carver& from, const Args& args, std::int64_t q) {
+polystate_detail::adapters::modulation_tensors<Data> carve_low_rank(workspace_carver& from, const Args& args,
+                                                                    std::int64_t q) {
   const std::int64_t B = args.x.extent(0), T = args.x.extent(1), dp = args.P.extent(0), r = args.A.extent(0);
   const auto tokens = [&](std::int64_t width) {
     return tensor_view<Data, 3>(from.take<Data>(B * T * width), {B, T, width});
   };
-  detail::adapters::modulation_tensors<Data> t;
+  polystate_detail::adapters::modulation_tensors<Data> t;
   t.p = tokens(dp);
   t.a = tokens(r);
   t.m = tokens(r);
@@ -43,7 +44,7 @@ auto carve_malora(workspace_carver& from, const Args& args) {
   auto t = carve_low_rank<Data>(from, args, q);
   t.o = {from.take<Data>(B * T * dp), {B, T, dp}};
   t.u = {from.take<Data>(B * T * q), {B, T, q}};
-  t.block = carve_block<Data>(from, detail::adapters::mamba_block_sizes::of(B, T, args.mamba));
+  t.block = carve_block<Data>(from, polystate_detail::adapters::mamba_block_sizes::of(B, T, args.mamba));
   return t;
 }
 template <class Data>
@@ -54,7 +55,7 @@ auto carve_toplora(workspace_carver& from, const toplora_args<Data>& args) {
 /// The scratch memory of a backward. The forward within writes no output.
 template <class Data>
 struct adapter_backward_tensors {
-  detail::adapters::modulation_tensors<Data> results, gradients;
+  polystate_detail::adapters::modulation_tensors<Data> results, gradients;
   tensor_view<Data, 3> d_h;                ///< zeros where the upstream gradient is absent
   tensor_view<float, 3> parts_of_d_rms_w;  ///< toplora's
 };
@@ -126,40 +127,40 @@ status check_malora(const char* op, const on_cublas& exec, const Args& args, std
   return c.result();
 }
 
-}  // namespace detail::inline POLYSTATE_BUILD::cuda::adapters
+}  // namespace polystate_detail::inline POLYSTATE_BUILD::cuda::adapters
 
 /// Scratch for the intermediate results, in bytes; what the scan needs itself comes in the order of the stream.
 template <class Data>
 [[nodiscard]] std::size_t workspace_bytes(const on_cublas&, const malora_args<Data>& args) {
-  detail::cuda::workspace_carver count;
-  static_cast<void>(detail::cuda::adapters::carve_malora(count, args));
+  polystate_detail::cuda::workspace_carver count;
+  static_cast<void>(polystate_detail::cuda::adapters::carve_malora(count, args));
   return count.bytes();
 }
 template <class Data>
 [[nodiscard]] std::size_t workspace_bytes(const on_cublas&, const malora_step_args<Data>& args) {
-  detail::cuda::workspace_carver count;
-  static_cast<void>(detail::cuda::adapters::carve_malora(count, args));
+  polystate_detail::cuda::workspace_carver count;
+  static_cast<void>(polystate_detail::cuda::adapters::carve_malora(count, args));
   return count.bytes();
 }
 template <class Data>
 [[nodiscard]] std::size_t workspace_bytes(const on_cublas&, const toplora_args<Data>& args) {
-  detail::cuda::workspace_carver count;
-  static_cast<void>(detail::cuda::adapters::carve_toplora(count, args));
+  polystate_detail::cuda::workspace_carver count;
+  static_cast<void>(polystate_detail::cuda::adapters::carve_toplora(count, args));
   return count.bytes();
 }
 
 template <class Data>
 [[nodiscard]] std::size_t workspace_bytes(const on_cublas&, const malora_args<Data>& args,
                                           const malora_grads<Data>& grads) {
-  detail::cuda::workspace_carver count;
-  static_cast<void>(detail::cuda::adapters::carve_backward(count, args, grads));
+  polystate_detail::cuda::workspace_carver count;
+  static_cast<void>(polystate_detail::cuda::adapters::carve_backward(count, args, grads));
   return count.bytes();
 }
 template <class Data>
 [[nodiscard]] std::size_t workspace_bytes(const on_cublas&, const toplora_args<Data>& args,
                                           const toplora_grads<Data>& grads) {
-  detail::cuda::workspace_carver count;
-  static_cast<void>(detail::cuda::adapters::carve_backward(count, args, grads));
+  polystate_detail::cuda::workspace_carver count;
+  static_cast<void>(polystate_detail::cuda::adapters::carve_backward(count, args, grads));
   return count.bytes();
 }
 
@@ -167,26 +168,26 @@ template <class Data>
 /// the last two indices. Reads no elements.
 template <class Data>
 [[nodiscard]] status check(const on_cublas& exec, const malora_args<Data>& args) {
-  return detail::cuda::adapters::check_malora("malora", exec, args, workspace_bytes(exec, args));
+  return polystate_detail::cuda::adapters::check_malora("malora", exec, args, workspace_bytes(exec, args));
 }
 template <class Data>
 [[nodiscard]] status check(const on_cublas& exec, const malora_step_args<Data>& args) {
-  return detail::cuda::adapters::check_malora("malora_step", exec, args, workspace_bytes(exec, args));
+  return polystate_detail::cuda::adapters::check_malora("malora_step", exec, args, workspace_bytes(exec, args));
 }
 template <class Data>
 [[nodiscard]] status check(const on_cublas& exec, const toplora_args<Data>& args) {
   constexpr const char* name = "toplora";
   status s = check(args);
-  if (s.ok()) s = detail::cuda::adapters::check_device(name, exec, workspace_bytes(exec, args));
+  if (s.ok()) s = polystate_detail::cuda::adapters::check_device(name, exec, workspace_bytes(exec, args));
   if (!s.ok()) return s;
   argument_checks c(name);
-  detail::cuda::adapters::check_low_rank_storage(c, args);
+  polystate_detail::cuda::adapters::check_low_rank_storage(c, args);
   return c.result();
 }
 
 template <class Data>
 [[nodiscard]] status check(const on_cublas& exec, const malora_args<Data>& args, const malora_grads<Data>& grads) {
-  namespace adapters = detail::cuda::adapters;
+  namespace adapters = polystate_detail::cuda::adapters;
   constexpr const char* name = "malora_backward";
   status s = check(args, grads);
   if (s.ok()) s = adapters::check_device(name, exec, workspace_bytes(exec, args, grads));
@@ -194,51 +195,53 @@ template <class Data>
   argument_checks c(name);
   adapters::check_low_rank_storage(c, args, grads);
   adapters::check_block_storage(c, args.mamba);
-  detail::cuda::blas::check_storage(c, "phi_w", args.phi_w);
+  polystate_detail::cuda::blas::check_storage(c, "phi_w", args.phi_w);
   adapters::check_block_grad_storage(c, grads.d_mamba);
-  detail::cuda::blas::check_storage(c, "d_phi_w", grads.d_phi_w);
+  polystate_detail::cuda::blas::check_storage(c, "d_phi_w", grads.d_phi_w);
   return c.result();
 }
 template <class Data>
 [[nodiscard]] status check(const on_cublas& exec, const toplora_args<Data>& args, const toplora_grads<Data>& grads) {
   constexpr const char* name = "toplora_backward";
   status s = check(args, grads);
-  if (s.ok()) s = detail::cuda::adapters::check_device(name, exec, workspace_bytes(exec, args, grads));
+  if (s.ok()) s = polystate_detail::cuda::adapters::check_device(name, exec, workspace_bytes(exec, args, grads));
   if (!s.ok()) return s;
   argument_checks c(name);
-  detail::cuda::adapters::check_low_rank_storage(c, args, grads);
+  polystate_detail::cuda::adapters::check_low_rank_storage(c, args, grads);
   return c.result();
 }
 
 /// Contents of cu_seqlens and of pool indices are clamped, as causal_conv1d and selective_scan do.
 template <class Data>
 status try_malora(const on_cublas& exec, const malora_args<Data>& args) {
-  namespace adapters = detail::cuda::adapters;
-  static_assert(detail::cuda::is_element<Data>, "malora on_cublas takes float, half and bfloat16 data");
+  namespace adapters = polystate_detail::cuda::adapters;
+  static_assert(polystate_detail::cuda::is_element<Data>, "malora on_cublas takes float, half and bfloat16 data");
   constexpr const char* name = "malora";
   status s = check(exec, args);
-  if (s.ok()) s = detail::cuda::blas::set_stream(name, exec);
+  if (s.ok()) s = polystate_detail::cuda::blas::set_stream(name, exec);
   if (!s.ok()) return s;
   return adapters::with_scratch(
       name, exec, [&](auto& from) { return adapters::carve_malora(from, args); },
       [&](const auto& t) {
-        return detail::adapters::run_malora(adapters::inner(exec), adapters::modulated_products<Data>(name, exec), args,
-                                            t);
+        return polystate_detail::adapters::run_malora(adapters::inner(exec),
+                                                      adapters::modulated_products<Data>(name, exec), args, t);
       });
 }
 
 template <class Data>
 status try_malora_step(const on_cublas& exec, const malora_step_args<Data>& args) {
-  namespace adapters = detail::cuda::adapters;
-  static_assert(detail::cuda::is_element<Data>, "malora_step on_cublas takes float, half and bfloat16 data");
+  namespace adapters = polystate_detail::cuda::adapters;
+  static_assert(polystate_detail::cuda::is_element<Data>, "malora_step on_cublas takes float, half and bfloat16 data");
   constexpr const char* name = "malora_step";
   status s = check(exec, args);
-  if (s.ok()) s = detail::cuda::blas::set_stream(name, exec);
+  if (s.ok()) s = polystate_detail::cuda::blas::set_stream(name, exec);
   if (!s.ok()) return s;
   const adapters::modulated_products<Data> products(name, exec);
   s = adapters::with_scratch(
       name, exec, [&](auto& from) { return adapters::carve_malora(from, args); },
-      [&](const auto& t) { return detail::adapters::run_malora_step(adapters::inner(exec), products, args, t); });
+      [&](const auto& t) {
+        return polystate_detail::adapters::run_malora_step(adapters::inner(exec), products, args, t);
+      });
   const state_pool pool(args.conv_state.extent(0), args.read_indices, args.write_indices);
   const bool indexed = static_cast<bool>(args.read_indices);
   if (s.ok()) s = products.clear_padding(pool, indexed, args.h);
@@ -247,26 +250,27 @@ status try_malora_step(const on_cublas& exec, const malora_step_args<Data>& args
 
 template <class Data>
 status try_toplora(const on_cublas& exec, const toplora_args<Data>& args) {
-  namespace adapters = detail::cuda::adapters;
-  static_assert(detail::cuda::is_element<Data>, "toplora on_cublas takes float, half and bfloat16 data");
+  namespace adapters = polystate_detail::cuda::adapters;
+  static_assert(polystate_detail::cuda::is_element<Data>, "toplora on_cublas takes float, half and bfloat16 data");
   constexpr const char* name = "toplora";
   status s = check(exec, args);
-  if (s.ok()) s = detail::cuda::blas::set_stream(name, exec);
+  if (s.ok()) s = polystate_detail::cuda::blas::set_stream(name, exec);
   if (!s.ok()) return s;
   return adapters::with_scratch(
       name, exec, [&](auto& from) { return adapters::carve_toplora(from, args); },
       [&](const auto& t) {
-        return detail::adapters::run_toplora(adapters::modulated_products<Data>(name, exec), args, t);
+        return polystate_detail::adapters::run_toplora(adapters::modulated_products<Data>(name, exec), args, t);
       });
 }
 
 template <class Data>
 status try_malora_backward(const on_cublas& exec, const malora_args<Data>& args, const malora_grads<Data>& grads) {
-  namespace adapters = detail::cuda::adapters;
-  static_assert(detail::cuda::is_element<Data>, "malora_backward on_cublas takes float, half and bfloat16 data");
+  namespace adapters = polystate_detail::cuda::adapters;
+  static_assert(polystate_detail::cuda::is_element<Data>,
+                "malora_backward on_cublas takes float, half and bfloat16 data");
   constexpr const char* name = "malora_backward";
   status s = check(exec, args, grads);
-  if (s.ok()) s = detail::cuda::blas::set_stream(name, exec);
+  if (s.ok()) s = polystate_detail::cuda::blas::set_stream(name, exec);
   if (!s.ok()) return s;
   return adapters::with_scratch(
       name, exec, [&](auto& from) { return adapters::carve_backward(from, args, grads); },
@@ -274,23 +278,26 @@ status try_malora_backward(const on_cublas& exec, const malora_args<Data>& args,
         const adapters::modulated_products<Data> products(name, exec);
         const malora_args<Data> forward = adapters::without_outputs(args);
         malora_grads<Data> wanted = grads;
-        return detail::adapters::in_order(
+        return polystate_detail::adapters::in_order(
             [&] { return adapters::upstream_or_zeros(name, exec, grads.d_h, t.d_h, wanted.d_h); },
-            [&] { return detail::adapters::modulate_malora(adapters::inner(exec), products, forward, t.results); },
             [&] {
-              return detail::adapters::run_malora_backward(adapters::inner(exec), products, forward, t.results,
-                                                           t.gradients, wanted);
+              return polystate_detail::adapters::modulate_malora(adapters::inner(exec), products, forward, t.results);
+            },
+            [&] {
+              return polystate_detail::adapters::run_malora_backward(adapters::inner(exec), products, forward,
+                                                                     t.results, t.gradients, wanted);
             });
       });
 }
 
 template <class Data>
 status try_toplora_backward(const on_cublas& exec, const toplora_args<Data>& args, const toplora_grads<Data>& grads) {
-  namespace adapters = detail::cuda::adapters;
-  static_assert(detail::cuda::is_element<Data>, "toplora_backward on_cublas takes float, half and bfloat16 data");
+  namespace adapters = polystate_detail::cuda::adapters;
+  static_assert(polystate_detail::cuda::is_element<Data>,
+                "toplora_backward on_cublas takes float, half and bfloat16 data");
   constexpr const char* name = "toplora_backward";
   status s = check(exec, args, grads);
-  if (s.ok()) s = detail::cuda::blas::set_stream(name, exec);
+  if (s.ok()) s = polystate_detail::cuda::blas::set_stream(name, exec);
   if (!s.ok()) return s;
   return adapters::with_scratch(
       name, exec, [&](auto& from) { return adapters::carve_backward(from, args, grads); },
@@ -299,10 +306,13 @@ status try_toplora_backward(const on_cublas& exec, const toplora_args<Data>& arg
         products.set_parts_of_d_rms_w(t.parts_of_d_rms_w);
         const toplora_args<Data> forward = adapters::without_outputs(args);
         toplora_grads<Data> wanted = grads;
-        return detail::adapters::in_order(
+        return polystate_detail::adapters::in_order(
             [&] { return adapters::upstream_or_zeros(name, exec, grads.d_h, t.d_h, wanted.d_h); },
-            [&] { return detail::adapters::modulate_toplora(products, forward, t.results); },
-            [&] { return detail::adapters::run_toplora_backward(products, forward, t.results, t.gradients, wanted); });
+            [&] { return polystate_detail::adapters::modulate_toplora(products, forward, t.results); },
+            [&] {
+              return polystate_detail::adapters::run_toplora_backward(products, forward, t.results, t.gradients,
+                                                                      wanted);
+            });
       });
 }
 

@@ -17,7 +17,7 @@
 #include <climits>
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::conv1d {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::conv1d {
 
 /// The sums of a channel over time, in registers.
 template <int W>
@@ -364,4 +364,4 @@ POLYSTATE_HIDDEN status launch_backward(const char* name, const on_cuda& exec, c
   return s.ok() ? launch_backward_sums(name, exec, p) : s;
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::conv1d
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::conv1d

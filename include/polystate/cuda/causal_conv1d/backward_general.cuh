@@ -14,7 +14,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::conv1d {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::conv1d {
 
 /// d_x of N tokens from t on, all in the sequence `in`, but for what its final state hands back.
 template <int N, class Data>
@@ -251,4 +251,4 @@ POLYSTATE_HIDDEN status launch_backward_sums(const char* name, const on_cuda& ex
   return launch(name, exec, g, causal_conv1d_bwd_sum_kernel<Data>, p);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::conv1d
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::conv1d

@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::conv1d {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::conv1d {
 
 template <class Data>
 struct backward_params {
@@ -84,4 +84,4 @@ __device__ float gradient_of_row(const backward_params<Data>& p, const token_seq
   return sum;
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::conv1d
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::conv1d

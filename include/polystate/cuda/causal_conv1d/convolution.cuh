@@ -17,7 +17,7 @@
 #include <string>
 #include <type_traits>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::conv1d {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::conv1d {
 
 template <class Data>
 __device__ float activate(float a, activation act) {
@@ -258,4 +258,4 @@ __device__ void convolve(const tensor_view<const float, 2>& weight, const tensor
   }
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::conv1d
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::conv1d

@@ -16,7 +16,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::conv1d {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::conv1d {
 
 template <class Data>
 struct forward_params {
@@ -268,4 +268,4 @@ POLYSTATE_HIDDEN status launch_forward_ends(const char* name, const on_cuda& exe
   return launch(name, exec, g, causal_conv1d_forward_ends_kernel<Data>, ends);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::conv1d
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::conv1d

@@ -18,7 +18,7 @@ namespace polystate::inline POLYSTATE_ABI {
 /// kernels per element type.
 using causal_conv1d_fast_widths = int_list<2, 3, 4>;
 
-namespace detail::inline POLYSTATE_BUILD::cuda::conv1d {
+namespace polystate_detail::inline POLYSTATE_BUILD::cuda::conv1d {
 
 /// The fast widths that a call may meet: the caller's fixed W, if it is one, or all.
 template <class Dims>
@@ -287,6 +287,6 @@ template <class Data>
   return s;
 }
 
-}  // namespace detail::inline POLYSTATE_BUILD::cuda::conv1d
+}  // namespace polystate_detail::inline POLYSTATE_BUILD::cuda::conv1d
 
 }  // namespace polystate::inline POLYSTATE_ABI

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::conv1d {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::conv1d {
 
 /// Where a block starts.
 struct tile_origin {
@@ -46,4 +46,4 @@ __device__ inline run_origin origin_of_run(const forward_schedule& s, const tile
   return {tile.t + (s.time_is_inner ? lane : group) * tiles::general_run, tile.d + (s.time_is_inner ? group : lane)};
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::conv1d
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::conv1d

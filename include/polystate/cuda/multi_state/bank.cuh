@@ -23,7 +23,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::layer {
 
 /// Sizes of a read, or of a step's reads, that scratch memory follows from.
 struct bank_plan {
@@ -382,4 +382,4 @@ POLYSTATE_HIDDEN status run_read(const char* name, const on_cuda& exec,
                                                              .lam = args.lam});
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::layer

@@ -21,7 +21,7 @@
 #include <cstdint>
 #include <string>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::layer {
 
 /// The entries that queries have weights for, of each query and head. Query n is query n % T of row n / T.
 struct weighted_entries {
@@ -248,4 +248,4 @@ inline POLYSTATE_HIDDEN status launch_combine(const char* name, const cuda_polic
                 multi_state_combine_kernel<threads>, p);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::layer

@@ -19,7 +19,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::layer {
 
 struct bank_sight_params {
   tensor_view<const bank_counters, 1> counters;  ///< (B)
@@ -142,4 +142,4 @@ inline POLYSTATE_HIDDEN status launch_bank_scores(const char* name, const cuda_p
                 multi_state_bank_score_kernel<threads>, p);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::layer

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::layer {
 
 enum class bank_kind { single, uniform, fenwick };
 
@@ -55,4 +55,4 @@ inline token_counting counting_of(const separation::fenwick&) { return {bank_kin
 
 static_assert(std::is_trivially_copyable_v<token_counting>);
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::layer

@@ -22,7 +22,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::layer {
 
 /// Sizes of a call that its scratch memory follows from.
 struct segment_plan {
@@ -269,4 +269,4 @@ POLYSTATE_HIDDEN status run_segments(const char* name, const on_cuda& exec,
   return s.ok() ? moments::launch_clear_tail(name, exec, p.segments(), m.moments.table, args.o, args.lam) : s;
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::layer

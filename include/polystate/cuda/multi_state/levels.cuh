@@ -29,7 +29,7 @@
 #include <cstdint>
 #include <string>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::layer {
 
 inline constexpr int block_levels = 5;  ///< levels within a block
 inline constexpr int block_tokens = 1 << (block_levels - 1);
@@ -366,4 +366,4 @@ POLYSTATE_HIDDEN status run_levels(const char* name, const on_cuda& exec,
                                      .to = any_element_view<5>(args.S)});
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::layer

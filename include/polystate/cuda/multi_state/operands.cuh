@@ -18,7 +18,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::layer {
 
 template <class Data, class Rule>
 const tensor_view<const Data, 4>& key_of(const operands<Data, Rule>& in) {
@@ -191,4 +191,4 @@ template <class State>
   return reinterpret_cast<std::uintptr_t>(states.data()) % (4 * sizeof(State)) == 0;
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::layer

@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::layer {
 
 /// How a bank's state is read: `lanes` neighbouring threads take a row, `vectors` accesses of 16 bytes each, and `rows`
 /// rows, so that four accesses of an entry are in flight.
@@ -65,4 +65,4 @@ constexpr token_window window_of(std::int64_t batch, std::int64_t time, std::int
   return {1, fit >= step ? fit / step * step : step};
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::layer

@@ -21,7 +21,7 @@
 #include <string>
 #include <type_traits>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::layer {
 
 /// What becomes of a read-out once a token: skip and gate of rule ssd, nothing for the others.
 struct finishing {
@@ -297,4 +297,4 @@ POLYSTATE_HIDDEN status launch_read_out(const char* name, const on_cuda& exec, c
   return s;
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::layer

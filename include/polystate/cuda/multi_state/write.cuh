@@ -18,7 +18,7 @@
 #include <cstdint>
 #include <string>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::layer {
 
 template <class Form>
 struct write_params {
@@ -157,4 +157,4 @@ inline POLYSTATE_HIDDEN status launch_count(const char* name, const cuda_policy 
                 multi_state_count_kernel<threads>, p);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::layer
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::layer

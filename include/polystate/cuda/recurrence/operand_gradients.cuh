@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence {
 
 /// Backwards through finish(), of the forms that have one. A block has a slice of a batch entry's tokens in a window.
 /// Where there is no output gate, do is the output's derivative, and only the skip weight's is left to make.
@@ -222,4 +222,4 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(gate_threads)
   p.head_sums[b * p.heads + head] = total;
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence

@@ -17,7 +17,7 @@
 #include <string>
 #include <type_traits>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence {
 
 /// dk is padded with zeros to the next of these; each has kernels of its own.
 using key_dims = int_list<32, 64, 128, 256, 512>;
@@ -282,4 +282,4 @@ constexpr std::int64_t window_tokens(std::int64_t time, std::int64_t token_bytes
   return tokens < time ? tokens : (time > 0 ? time : 1);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence

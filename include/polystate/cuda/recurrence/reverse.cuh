@@ -28,7 +28,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence {
 
 /// The derivatives of the read-outs: the caller's of the output, or what finish() made of them for a window of tokens.
 struct read_out_gradient {
@@ -345,4 +345,4 @@ POLYSTATE_HIDDEN status launch_reverse(const char* name, const on_cuda& exec, re
   });
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence

@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence {
 
 /// Of `Threads` threads, each of which has one. Rows have at most `Width` elements, a power of two, and are `Pitch`
 /// apart; a tile has `Tokens`. 16 bytes at a time and asynchronously where `whole` says that the operand allows it: the
@@ -91,4 +91,4 @@ class row_fetch {
   int columns_left_ = 0;  ///< bytes of a row from this thread's first on
 };
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence

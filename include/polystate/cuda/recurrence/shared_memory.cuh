@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <string>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence {
 
 /// Shared memory of a block of the forward kernel, at least. `element_bytes`: of q, k and v; `has_z`: of an output
 /// gate.
@@ -55,4 +55,4 @@ status check_backward_fits(const char* op, const char* argument, const char* siz
                              least_backward_bytes<Form>(dk, element_bytes, d_o_bytes), limits.shared_bytes);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence

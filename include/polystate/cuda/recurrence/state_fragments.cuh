@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence {
 
 /// `Columns` columns, a multiple of 16. Thread 4 g + c has of rows g and g + 8 the columns 8 j + 2c and 8 j + 2c + 1.
 /// Fragments are those of chunk_system.cuh, from the first of these columns on.
@@ -184,4 +184,4 @@ class state_fragments {
   float x_[Columns / 8][4];  ///< in left_factor()'s order, so that they are one as they lie
 };
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence

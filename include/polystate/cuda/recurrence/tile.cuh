@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence {
 
 /// Rows that lie as they are.
 template <int Padded>
@@ -116,4 +116,4 @@ __device__ void store_rows(const float (&S)[Rows][Columns], const any_element_vi
   });
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence

@@ -14,7 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence {
 
 /// Sizes of a block's tile of tokens. Rows in shared memory are padded against bank conflicts.
 template <bool Erases, int Padded, int Walkers>
@@ -104,4 +104,4 @@ __device__ void sync_first_threads() {
   asm volatile("barrier.cta.sync.aligned %0, %1;" ::"n"(Barrier), "n"(Threads) : "memory");
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence

@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence {
 
 /// The sequences of a call, or what of them lies in a window of tokens: a long problem is worked through window by
 /// window where states must be kept. Item i has row i of the states that the caller gives and takes; where its sequence
@@ -88,4 +88,4 @@ class work_items {
   std::int64_t last_ = 0;
 };
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence

@@ -19,7 +19,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::route {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::route {
 
 using moments::row_source;
 
@@ -157,4 +157,4 @@ POLYSTATE_HIDDEN status launch_routing(const char* name, const on_cuda& exec, co
                          .moment_heads = p.moment_heads()});
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::route
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::route

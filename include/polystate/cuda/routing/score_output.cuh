@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::route {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::route {
 
 struct score_output_params {
   const visible_slots* visible = nullptr;  ///< (tokens)
@@ -53,4 +53,4 @@ inline POLYSTATE_HIDDEN status launch_score_output(const char* name, const cuda_
                 routing_score_output_kernel<output_threads>, p);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::route
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::route

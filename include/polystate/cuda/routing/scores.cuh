@@ -20,7 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::route {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::route {
 
 using moments::moment_memory;
 using moments::moment_problem;
@@ -548,4 +548,4 @@ inline POLYSTATE_HIDDEN status launch_open_gradient(const char* name, const cuda
   return launch(name, exec, g, routing_open_gradient_kernel<open_threads>, p);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::route
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::route

@@ -18,7 +18,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::route {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::route {
 
 enum class router_kind { uniform, position, meanpool, merlin, cumulant };
 
@@ -478,4 +478,4 @@ inline POLYSTATE_HIDDEN status launch_tau_sum(const char* name, const cuda_polic
   return launch(name, exec, grid{.blocks = p.heads, .threads = tau_threads}, routing_tau_sum_kernel<tau_threads>, p);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::route
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::route

@@ -27,7 +27,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::moments {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::moments {
 
 /// What moments are kept of.
 struct moment_problem {
@@ -190,4 +190,4 @@ moment_problem make_moment_problem(const key_moments<Data>& in, const Separation
   return p;
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::moments
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::moments

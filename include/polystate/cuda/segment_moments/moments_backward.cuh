@@ -14,7 +14,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::moments {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::moments {
 
 /// Derivatives: in, of the states at the segments' ends and of the read-outs; out, of what was staged. In memory that
 /// carve() hands out.
@@ -113,4 +113,4 @@ inline POLYSTATE_HIDDEN status launch_key_gradients(const char* name, const cuda
   return launch_unstage_rows(name, exec, keys);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::moments
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::moments

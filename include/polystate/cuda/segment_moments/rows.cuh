@@ -15,7 +15,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::moments {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::moments {
 
 /// The most that dr may be: a warp holds a row in registers.
 inline constexpr int most_dr = 512;
@@ -175,4 +175,4 @@ inline POLYSTATE_HIDDEN status launch_unstage_rows(const char* name, const cuda_
                 moment_rows_unstage_kernel<row_threads>, p);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::moments
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::moments

@@ -23,7 +23,7 @@
 #include <limits>
 #include <string>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::moments {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::moments {
 
 /// Segments of m tokens, or those of `boundaries`, in every sequence. Host and device; reads contents on the device
 /// only.
@@ -268,4 +268,4 @@ POLYSTATE_HIDDEN status launch_clear_tail(const char* name, const cuda_policy au
                 segment_entry_kernel<entry_threads>, p);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::moments
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::moments

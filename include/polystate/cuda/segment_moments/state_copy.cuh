@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::moments {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::moments {
 
 struct state_copy_params {
   const float* from = nullptr;  ///< [slot][head][row][column]
@@ -51,4 +51,4 @@ inline POLYSTATE_HIDDEN status launch_state_copy(const char* name, const cuda_po
                 segment_state_copy_kernel<threads>, p);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::moments
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::moments

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::moments {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::moments {
 
 /// Enqueues the moments that are wanted. `mu` (B, L, HR, dr), `Sigma` (B, L, HR, dr, dr).
 inline POLYSTATE_HIDDEN status launch_moment_output(const char* name, const cuda_policy auto& exec,
@@ -93,4 +93,4 @@ inline POLYSTATE_HIDDEN status launch_state_gradient(const char* name, const cud
                 segment_state_gradient_kernel<state_gradient_threads>, p);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::moments
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::moments

@@ -20,7 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan {
 
 /// What a walk from the last chunk to the first carries, kept where it stops.
 struct backward_records {
@@ -495,4 +495,4 @@ POLYSTATE_HIDDEN status launch_backward(const char* name, const on_cuda& exec,
   return launch(name, exec, g, selective_scan_bwd_kernel<Shape>, p);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan

@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <string>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan {
 
 /// Which of backward.cuh's blocks runs.
 enum class backward_block {
@@ -228,4 +228,4 @@ POLYSTATE_HIDDEN status run_backward(const char* name, const on_cuda& exec,
                             .N = args.A.extent(1)});
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan

@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan {
 
 constexpr int sum_threads = 128;
 
@@ -89,4 +89,4 @@ inline POLYSTATE_HIDDEN status launch_record_sum(const char* name, const cuda_po
   return launch(name, exec, g, selective_scan_record_sum_kernel<sum_threads>, p);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan

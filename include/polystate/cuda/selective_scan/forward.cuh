@@ -21,7 +21,7 @@
 #include <string>
 #include <utility>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan {
 
 template <class Data>
 struct forward_params {
@@ -490,4 +490,4 @@ POLYSTATE_HIDDEN status launch_forward(const char* name, const on_cuda& exec, co
   return s;
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan

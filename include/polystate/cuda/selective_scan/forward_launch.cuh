@@ -12,7 +12,7 @@
 
 #include <cstddef>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan {
 
 /// The parameters of the kernel that runs: lanes along time where lanes over states would not fill the chip, sequences
 /// are longer than a chunk or two, and shared memory has room.
@@ -60,4 +60,4 @@ POLYSTATE_HIDDEN status run_forward(const char* name, const on_cuda& exec,
   return run_time_forward<wide_time_forward<Data>, true>(name, exec, plan.over_time);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan {
 
 struct join_params {
   tensor_view<const float, 2> A;
@@ -49,4 +49,4 @@ inline POLYSTATE_HIDDEN status launch_join(const char* name, const cuda_policy a
   return launch(name, exec, g, selective_scan_join_kernel<join_threads>, p);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan

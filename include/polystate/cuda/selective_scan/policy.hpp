@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan {
 
 /// How the N states of a channel lie over threads: `lanes` neighbouring threads with `states` each, in registers. Fewer
 /// lanes read less shared memory for each state and sum less; more lanes fill the chip with fewer channels.
@@ -132,4 +132,4 @@ template <class Data, class State>
   return s;
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan {
 
 /// Tokens t .. t_end-1 and channels c .. c_end-1; what lies beyond is zero.
 struct tile_place {
@@ -44,4 +44,4 @@ struct tile_view {
   [[nodiscard]] __device__ T* at(int t, int c) const { return data + (t * token_stride + c * channel_stride); }
 };
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan

@@ -18,7 +18,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan {
 
 template <class Data>
 struct time_forward_params {
@@ -281,4 +281,4 @@ POLYSTATE_HIDDEN status launch_time_forward(const char* name, const on_cuda& exe
   return launch(name, exec, g, selective_scan_time_forward_kernel<Shape, Outputs>, p);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan

@@ -16,7 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan {
 
 template <class Shape, class Data, class State>
 [[nodiscard]] time_schedule choose_time_forward(const selective_scan_args<Data, State>& args,
@@ -94,4 +94,4 @@ POLYSTATE_HIDDEN status run_time_forward(const char* name, const on_cuda& exec,
   return s.ok() ? launch_time_forward<Shape, Outputs>(name, exec, p) : s;
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan

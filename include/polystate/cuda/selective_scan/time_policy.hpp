@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan {
 
 /// Warps of a block, lanes of a channel, and tokens of a lane, in the forward: a chunk of 256 tokens, of float 128.
 /// Compact blocks are for devices with less shared memory than that takes.
@@ -107,4 +107,4 @@ template <class Data, class State>
   return s;
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::scan
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::scan

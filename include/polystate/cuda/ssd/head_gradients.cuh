@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence {
 
 struct head_gradient_params {
   const float2* head_sums = nullptr;  ///< [batch][head], of A and of the bias
@@ -60,4 +60,4 @@ __global__ POLYSTATE_HIDDEN void __launch_bounds__(Threads)
   p.d_D(head, 0) = total;
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence

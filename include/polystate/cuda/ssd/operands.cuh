@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence {
 
 struct ssd_form {
   static constexpr bool erases = false;
@@ -93,4 +93,4 @@ shared_operands make_shared_operands(const operands<Data, rule::ssd>& in, const 
   return make_shared_operands(in.B, in.C, in.x, in.z, out);
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::cuda::recurrence
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::cuda::recurrence

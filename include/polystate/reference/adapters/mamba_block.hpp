@@ -34,8 +34,8 @@ template <class Data>
 
 template <class Data>
 status try_mamba_block(const on_reference& exec, const mamba_block_args<Data>& args) {
-  namespace ref = detail::reference;
-  namespace adapters = detail::adapters;
+  namespace ref = polystate_detail::reference;
+  namespace adapters = polystate_detail::adapters;
   using Scalar = compute_t<Data>;
   if (status s = check(exec, args); !s.ok()) return s;
 
@@ -57,8 +57,8 @@ status try_mamba_block(const on_reference& exec, const mamba_block_args<Data>& a
 template <class Data>
 status try_mamba_block_backward(const on_reference& exec, const mamba_block_args<Data>& args,
                                 const mamba_block_grads<Data>& grads) {
-  namespace ref = detail::reference;
-  namespace adapters = detail::adapters;
+  namespace ref = polystate_detail::reference;
+  namespace adapters = polystate_detail::adapters;
   using Scalar = compute_t<Data>;
   if (status s = check(exec, args, grads); !s.ok()) return s;
 
@@ -95,8 +95,8 @@ status try_mamba_block_backward(const on_reference& exec, const mamba_block_args
 
 template <class Data>
 status try_mamba_block_step(const on_reference& exec, const mamba_block_step_args<Data>& args) {
-  namespace ref = detail::reference;
-  namespace adapters = detail::adapters;
+  namespace ref = polystate_detail::reference;
+  namespace adapters = polystate_detail::adapters;
   using Scalar = compute_t<Data>;
   if (status s = check(exec, args); !s.ok()) return s;
 

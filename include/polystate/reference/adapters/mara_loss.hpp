@@ -12,7 +12,7 @@
 
 namespace polystate::inline POLYSTATE_ABI {
 
-namespace detail::inline POLYSTATE_BUILD::reference {
+namespace polystate_detail::inline POLYSTATE_BUILD::reference {
 
 /// x - log sum exp x
 template <class Scalar>
@@ -73,7 +73,7 @@ struct pairwise_margin {
   }
 };
 
-}  // namespace detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate_detail::inline POLYSTATE_BUILD::reference
 
 template <class Data>
 [[nodiscard]] status check(const on_reference&, const mara_loss_args<Data>& args) {
@@ -88,7 +88,7 @@ template <class Data>
 
 template <class Data>
 status try_mara_loss(const on_reference& exec, const mara_loss_args<Data>& args) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check(exec, args); !s.ok()) return s;
 
@@ -115,7 +115,7 @@ status try_mara_loss(const on_reference& exec, const mara_loss_args<Data>& args)
 template <class Data>
 status try_mara_loss_backward(const on_reference& exec, const mara_loss_args<Data>& args,
                               const mara_loss_grads<Data>& grads) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check(exec, args, grads); !s.ok()) return s;
 

@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference {
 
 /// The operands that both adapters have, and the outputs.
 template <class Scalar>
@@ -151,4 +151,4 @@ class owned_low_rank_grads {
   owned_tensor<Scalar, 2> d_W0_, d_A_, d_B_, d_P_;
 };
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference

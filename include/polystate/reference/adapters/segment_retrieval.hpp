@@ -17,7 +17,7 @@
 
 namespace polystate::inline POLYSTATE_ABI {
 
-namespace detail::inline POLYSTATE_BUILD::reference {
+namespace polystate_detail::inline POLYSTATE_BUILD::reference {
 
 /// The operands in the scalar that the reference computes in, and the forward with what the backward needs of it. A
 /// matrix has one row a hidden state or a segment.
@@ -153,7 +153,7 @@ class mara_run {
   std::vector<matrix<Scalar>> inputs_;  ///< of each layer, and behind the last: s
 };
 
-}  // namespace detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate_detail::inline POLYSTATE_BUILD::reference
 
 template <class Data>
 [[nodiscard]] status check(const on_reference&, const mara_args<Data>& args) {
@@ -169,7 +169,7 @@ template <class Data>
 template <class Data>
 status try_mara(const on_reference& exec, const mara_args<Data>& args) {
   if (status s = check(exec, args); !s.ok()) return s;
-  detail::reference::mara_run<Data> run(args);
+  polystate_detail::reference::mara_run<Data> run(args);
   if (status s = run.forward(); !s.ok()) return s;
   run.store_outputs();
   return {};
@@ -178,7 +178,7 @@ status try_mara(const on_reference& exec, const mara_args<Data>& args) {
 template <class Data>
 status try_mara_backward(const on_reference& exec, const mara_args<Data>& args, const mara_grads<Data>& grads) {
   if (status s = check(exec, args, grads); !s.ok()) return s;
-  detail::reference::mara_run<Data> run(args);
+  polystate_detail::reference::mara_run<Data> run(args);
   if (status s = run.forward(); !s.ok()) return s;
   return run.backward(grads);
 }

@@ -39,7 +39,7 @@ template <class Data>
 
 template <class Data>
 status try_malora(const on_reference& exec, const malora_args<Data>& args) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check(exec, args); !s.ok()) return s;
 
@@ -52,7 +52,8 @@ status try_malora(const on_reference& exec, const malora_args<Data>& args) {
   low_rank.show_in(in_scalar);
   modulator.show_in(in_scalar);
   states.show_in(in_scalar);
-  status s = detail::adapters::run_malora(exec, ref::modulated_products<Scalar>{}, in_scalar, results.views());
+  status s =
+      polystate_detail::adapters::run_malora(exec, ref::modulated_products<Scalar>{}, in_scalar, results.views());
   if (!s.ok()) return s;
   low_rank.store(args);
   results.store_lam(args.lam);
@@ -62,7 +63,7 @@ status try_malora(const on_reference& exec, const malora_args<Data>& args) {
 
 template <class Data>
 status try_malora_backward(const on_reference& exec, const malora_args<Data>& args, const malora_grads<Data>& grads) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check(exec, args, grads); !s.ok()) return s;
 
@@ -77,7 +78,7 @@ status try_malora_backward(const on_reference& exec, const malora_args<Data>& ar
   low_rank.show_in(in_scalar);
   modulator.show_in(in_scalar);
   states.show_in(in_scalar);
-  status s = detail::adapters::modulate_malora(exec, products, in_scalar, results.views());
+  status s = polystate_detail::adapters::modulate_malora(exec, products, in_scalar, results.views());
   if (!s.ok()) return s;
 
   ref::owned_low_rank_grads<Scalar> d_low_rank(args, grads);
@@ -90,8 +91,8 @@ status try_malora_backward(const on_reference& exec, const malora_args<Data>& ar
       .d_mamba = d_mamba.views(), .d_phi_w = d_phi_w.view(), .d_phi_b = d_phi_b.view()};
   d_low_rank.show_in(grads_in_scalar);
   d_states.show_in(grads_in_scalar);
-  s = detail::adapters::run_malora_backward(exec, products, in_scalar, results.views(), d_results.views(),
-                                            grads_in_scalar);
+  s = polystate_detail::adapters::run_malora_backward(exec, products, in_scalar, results.views(), d_results.views(),
+                                                      grads_in_scalar);
   if (!s.ok()) return s;
   d_low_rank.store(grads);
   d_mamba.store(grads.d_mamba);
@@ -103,20 +104,21 @@ status try_malora_backward(const on_reference& exec, const malora_args<Data>& ar
 
 template <class Data>
 status try_malora_step(const on_reference& exec, const malora_step_args<Data>& args) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check(exec, args); !s.ok()) return s;
 
   ref::owned_low_rank<Scalar> low_rank(args);
   ref::owned_malora_modulator<Scalar> modulator(args);
   ref::owned_mamba_rows<Scalar> rows(
-      args, detail::adapters::mamba_block_sizes::of(args.x.extent(0), args.x.extent(1), args.mamba));
+      args, polystate_detail::adapters::mamba_block_sizes::of(args.x.extent(0), args.x.extent(1), args.mamba));
   auto results = ref::owned_modulation_tensors<Scalar>::of_malora(args);
   malora_step_args<Scalar> in_scalar{};
   low_rank.show_in(in_scalar);
   modulator.show_in(in_scalar);
   rows.show_in(in_scalar);
-  status s = detail::adapters::run_malora_step(exec, ref::modulated_products<Scalar>{}, in_scalar, results.views());
+  status s =
+      polystate_detail::adapters::run_malora_step(exec, ref::modulated_products<Scalar>{}, in_scalar, results.views());
   if (!s.ok()) return s;
   low_rank.store(args);
   results.store_lam(args.lam);
@@ -128,7 +130,7 @@ status try_malora_step(const on_reference& exec, const malora_step_args<Data>& a
 
 template <class Data>
 status try_toplora(const on_reference& exec, const toplora_args<Data>& args) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check(exec, args); !s.ok()) return s;
 
@@ -139,7 +141,7 @@ status try_toplora(const on_reference& exec, const toplora_args<Data>& args) {
   in_scalar.rms_w = rms_w.view();
   in_scalar.rms_eps = args.rms_eps;
   low_rank.show_in(in_scalar);
-  status s = detail::adapters::run_toplora(ref::modulated_products<Scalar>{}, in_scalar, results.views());
+  status s = polystate_detail::adapters::run_toplora(ref::modulated_products<Scalar>{}, in_scalar, results.views());
   if (!s.ok()) return s;
   low_rank.store(args);
   results.store_lam(args.lam);
@@ -149,7 +151,7 @@ status try_toplora(const on_reference& exec, const toplora_args<Data>& args) {
 template <class Data>
 status try_toplora_backward(const on_reference& exec, const toplora_args<Data>& args,
                             const toplora_grads<Data>& grads) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   using Scalar = compute_t<Data>;
   if (status s = check(exec, args, grads); !s.ok()) return s;
 
@@ -161,7 +163,7 @@ status try_toplora_backward(const on_reference& exec, const toplora_args<Data>& 
   in_scalar.rms_w = rms_w.view();
   in_scalar.rms_eps = args.rms_eps;
   low_rank.show_in(in_scalar);
-  status s = detail::adapters::modulate_toplora(products, in_scalar, results.views());
+  status s = polystate_detail::adapters::modulate_toplora(products, in_scalar, results.views());
   if (!s.ok()) return s;
 
   ref::owned_low_rank_grads<Scalar> d_low_rank(args, grads);
@@ -169,7 +171,8 @@ status try_toplora_backward(const on_reference& exec, const toplora_args<Data>& 
   auto d_results = ref::owned_modulation_tensors<Scalar>::of_toplora(args);
   toplora_grads<Scalar> grads_in_scalar{.d_rms_w = d_rms_w.view()};
   d_low_rank.show_in(grads_in_scalar);
-  s = detail::adapters::run_toplora_backward(products, in_scalar, results.views(), d_results.views(), grads_in_scalar);
+  s = polystate_detail::adapters::run_toplora_backward(products, in_scalar, results.views(), d_results.views(),
+                                                       grads_in_scalar);
   if (!s.ok()) return s;
   d_low_rank.store(grads);
   d_rms_w.store(grads.d_rms_w);

@@ -11,7 +11,7 @@
 
 #include <cmath>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference {
 
 /// Adds the derivative of what normalized_row() returned to the raw row's gradient.
 template <class Data, class Operands, class Scalar>
@@ -111,4 +111,4 @@ class query_adjoint<query_operands<Data, Rule>> {
   gradient<Scalar, 4> d_q_;
 };
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference

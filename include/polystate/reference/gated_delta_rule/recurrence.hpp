@@ -9,7 +9,7 @@
 
 #include <cmath>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference {
 
 /// A query or key as the state uses it: normalised if the operands say so.
 template <class Data, class Operands>
@@ -93,4 +93,4 @@ class query_reader<query_operands<Data, Rule>> {
   query_operands<Data, Rule> in_;
 };
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference

@@ -16,7 +16,7 @@
 #include <type_traits>
 #include <vector>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference {
 
 /// o = sum_l lam_l S_l q: adds to dlam_l = do.(S_l q) and returns dq = sum_l lam_l S_l^T do. (dS_l = lam_l do
 /// q^T)
@@ -141,4 +141,4 @@ class layer_adjoint {
   moments_adjoint<Data> moments_;
 };
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference

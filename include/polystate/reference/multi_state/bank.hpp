@@ -13,7 +13,7 @@
 #include <type_traits>
 #include <vector>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference {
 
 /// One head's state of a bank's entry.
 template <class Data, class State>
@@ -185,4 +185,4 @@ bank_shape shape_of(const Args& args, const Recurrence& r) {
   return shape;
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference

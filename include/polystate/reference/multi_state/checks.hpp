@@ -14,7 +14,7 @@
 
 namespace polystate::inline POLYSTATE_ABI {
 
-namespace detail::inline POLYSTATE_BUILD::reference {
+namespace polystate_detail::inline POLYSTATE_BUILD::reference {
 
 /// Contents of the index operands and of raw weights of a whole sequence; packed, also that the bank's
 /// tensors, named so, have an entry for each segment.
@@ -47,7 +47,7 @@ status check_read_contents(const char* op, const Args& args, std::int64_t querie
   return {};
 }
 
-}  // namespace detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate_detail::inline POLYSTATE_BUILD::reference
 
 /// What on_reference asks of the operands: check(), and valid contents of the index operands, counters and
 /// raw weights.
@@ -55,22 +55,22 @@ template <class Dims = dims<>, class Data, class Rule, class Separation, class R
 [[nodiscard]] status check(const on_reference&, const multi_state_args<Data, Rule, Separation, Router, State>& args) {
   const status s = check<Dims>(args);
   if (!s.ok()) return s;
-  return detail::reference::check_sequence_contents("multi_state", args, "S", args.S, "mu", args.mu, "Sigma",
-                                                    args.Sigma);
+  return polystate_detail::reference::check_sequence_contents("multi_state", args, "S", args.S, "mu", args.mu, "Sigma",
+                                                              args.Sigma);
 }
 template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
 [[nodiscard]] status check(const on_reference&, const multi_state_args<Data, Rule, Separation, Router, State>& args,
                            const multi_state_grads<Data, Rule, Router, State>& grads) {
   const status s = check<Dims>(args, grads);
   if (!s.ok()) return s;
-  return detail::reference::check_sequence_contents("multi_state_backward", args, "d_S", grads.d_S, "d_mu", grads.d_mu,
-                                                    "d_Sigma", grads.d_Sigma);
+  return polystate_detail::reference::check_sequence_contents("multi_state_backward", args, "d_S", grads.d_S, "d_mu",
+                                                              grads.d_mu, "d_Sigma", grads.d_Sigma);
 }
 
 template <class Dims = dims<>, class Data, class Rule, class Separation, class Router, class State>
 [[nodiscard]] status check(const on_reference&,
                            const multi_state_step_args<Data, Rule, Separation, Router, State>& args) {
-  namespace ref = detail::reference;
+  namespace ref = polystate_detail::reference;
   constexpr const char* op = "multi_state_step";
   if (status s = check<Dims>(args); !s.ok()) return s;
   if (status s = check_contents(args); !s.ok()) return s;
@@ -86,15 +86,15 @@ template <class Dims = dims<>, class Data, class Rule, class Separation, class R
 template <class Dims = dims<>, class Data, class Rule, class Router, class State>
 [[nodiscard]] status check(const on_reference&, const multi_state_read_args<Data, Rule, Router, State>& args) {
   const status s = check<Dims>(args);
-  return s.ok() ? detail::reference::check_read_contents("multi_state_read", args, args.o.extent(1)) : s;
+  return s.ok() ? polystate_detail::reference::check_read_contents("multi_state_read", args, args.o.extent(1)) : s;
 }
 template <class Dims = dims<>, class Data, class Rule, class Router, class State>
 [[nodiscard]] status check(const on_reference&, const multi_state_read_args<Data, Rule, Router, State>& args,
                            const multi_state_read_grads<Data, Rule, Router>& grads) {
   const status s = check<Dims>(args, grads);
   if (!s.ok()) return s;
-  return detail::reference::check_read_contents("multi_state_read_backward", args,
-                                                detail::reference::query_reader(args.in).tokens());
+  return polystate_detail::reference::check_read_contents("multi_state_read_backward", args,
+                                                          polystate_detail::reference::query_reader(args.in).tokens());
 }
 
 }  // namespace polystate::inline POLYSTATE_ABI

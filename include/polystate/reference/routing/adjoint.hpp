@@ -10,7 +10,7 @@
 #include <polystate/reference/walk_back.hpp>
 #include <polystate/routing.hpp>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference {
 
 /// Sums the gradients of a router's operands:
 ///   weights(token, head, seen, scores, dlam)   returns the derivatives of the scores
@@ -246,4 +246,4 @@ void add_routing_query(router_adjoint<Router>& adjoint, const Router& router, co
   }
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference

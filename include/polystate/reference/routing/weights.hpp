@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference {
 
 /// Entries first .. current of a bank, which one token sees; `current` is the token's own.
 struct visible_segments {
@@ -246,4 +246,4 @@ vector<compute_t<Data>> routing_query(const Router& router, const token& at, std
   }
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference

@@ -12,7 +12,7 @@
 
 #include <cmath>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference {
 
 /// Sums the gradients of the routing keys and of their gates.
 template <class Data>
@@ -110,4 +110,4 @@ class moments_adjoint {
   gradient<Scalar, 3> d_g_, d_beta_;
 };
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference

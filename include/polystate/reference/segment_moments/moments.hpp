@@ -10,7 +10,7 @@
 
 #include <cmath>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference {
 
 /// k' of a moment head, normalised if the options say so.
 template <class Data>
@@ -99,4 +99,4 @@ void store_moments(const bank_view<Scalar>& bank, std::int64_t b, std::int64_t f
   }
 }
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference

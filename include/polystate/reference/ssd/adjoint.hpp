@@ -11,7 +11,7 @@
 
 #include <cmath>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference {
 
 template <class Data>
 class recurrence_adjoint<operands<Data, rule::ssd>> {
@@ -139,4 +139,4 @@ class query_adjoint<query_operands<Data, rule::ssd>> {
   gradient<Scalar, 4> d_C_;
 };
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference

@@ -9,7 +9,7 @@
 
 #include <cmath>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference {
 
 template <class Data>
 class recurrence<operands<Data, rule::ssd>> {
@@ -78,4 +78,4 @@ class query_reader<query_operands<Data, rule::ssd>> {
   query_operands<Data, rule::ssd> in_;
 };
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference

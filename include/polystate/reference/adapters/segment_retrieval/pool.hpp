@@ -11,7 +11,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference {
+namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference {
 
 /// H: the segment's hidden states, one a row; at least one.
 ///     a_j = tanh(W_k h_j)      w = softmax_j(q_a . a_j)      p = sum_j w_j h_j
@@ -47,4 +47,4 @@ struct attention_pool {
   }
 };
 
-}  // namespace polystate::inline POLYSTATE_ABI::detail::inline POLYSTATE_BUILD::reference
+}  // namespace polystate::inline POLYSTATE_ABI::polystate_detail::inline POLYSTATE_BUILD::reference
