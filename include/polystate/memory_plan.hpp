@@ -82,7 +82,7 @@ template <class Data, class State = acc_t<Data>, class Separation, class Router>
   memory_plan plan;
   plan.entries = separation.count(T);
   std::int64_t weighed = plan.entries;
-  if constexpr (is_top_k<Router>) weighed = std::min(weighed, router.k);
+  if constexpr (is_top_k<Router>) weighed = (std::min)(weighed, router.k);
   plan.states = B * plan.entries * state;
   plan.moments = B * plan.entries * moments;
   plan.read = B * weighed * state + plan.moments;

@@ -41,7 +41,7 @@ struct mara_chain_args {
   c.expect(args.candidates >= 1, error_code::value, "candidates",
            std::to_string(args.candidates) + ", supported: at least 1")
       .expect(args.passes >= 1, error_code::value, "passes", std::to_string(args.passes) + ", supported: at least 1")
-      .bind("min(passes, N)", std::min(args.passes, args.candidates))
+      .bind("min(passes, N)", (std::min)(args.passes, args.candidates))
       .optional("anchors", args.anchors, {"min(passes, N)"})
       .required("topk", args.topk, {"k"})
       .expect(c.size("k") >= 1 && c.size("k") <= args.candidates, error_code::value, "topk",

@@ -46,14 +46,15 @@ struct mara_args {
   tensor_view<const Data, 2> W_k;   ///< (da, d)
   tensor_view<const Data, 1> q_a;   ///< (da)
   tensor_view<const Data, 2> W_in;  ///< (D, d)
-  std::array<mamba_block_weights<Data>, mara_limits::layers.max> blocks{};  ///< the first `layers`; d of each is D
-  tensor_view<const Data, 1> w_l{};                                         ///< (D), optional
-  tensor_view<const Data, 2> W_g{};                                         ///< (NG, D), optional
-  tensor_view<Data, 2> p{};                                                 ///< (N, d), out
-  tensor_view<Data, 2> s{};                                                 ///< (N, D), out
-  tensor_view<Data, 1> r{};                                                 ///< (N), out; w_l given
-  tensor_view<Data, 1> g{};                                                 ///< (D), out
-  tensor_view<Data, 1> r_global{};                                          ///< (NG), out; W_g given
+  std::array<mamba_block_weights<Data>, static_cast<std::size_t>(mara_limits::layers.max)>
+      blocks{};                      ///< the first `layers`; d of each is D
+  tensor_view<const Data, 1> w_l{};  ///< (D), optional
+  tensor_view<const Data, 2> W_g{};  ///< (NG, D), optional
+  tensor_view<Data, 2> p{};          ///< (N, d), out
+  tensor_view<Data, 2> s{};          ///< (N, D), out
+  tensor_view<Data, 1> r{};          ///< (N), out; w_l given
+  tensor_view<Data, 1> g{};          ///< (D), out
+  tensor_view<Data, 1> r_global{};   ///< (NG), out; W_g given
   std::int64_t layers = 2;
   bool residual = false;
 };
@@ -62,18 +63,19 @@ struct mara_args {
 /// wanted; they are overwritten, never added to, and share memory with no other operand.
 template <class Data>
 struct mara_grads {
-  tensor_view<const Data, 2> d_p{};                                                ///< (N, d), upstream
-  tensor_view<const Data, 2> d_s{};                                                ///< (N, D), upstream
-  tensor_view<const Data, 1> d_r{};                                                ///< (N), upstream; w_l given
-  tensor_view<const Data, 1> d_g{};                                                ///< (D), upstream
-  tensor_view<const Data, 1> d_r_global{};                                         ///< (NG), upstream; W_g given
-  tensor_view<Data, 2> d_H{};                                                      ///< (T, d), out
-  tensor_view<Data, 2> d_W_k{};                                                    ///< (da, d), out
-  tensor_view<Data, 1> d_q_a{};                                                    ///< (da), out
-  tensor_view<Data, 2> d_W_in{};                                                   ///< (D, d), out
-  std::array<mamba_block_weight_grads<Data>, mara_limits::layers.max> d_blocks{};  ///< out; the first `layers`
-  tensor_view<Data, 1> d_w_l{};                                                    ///< (D), out; w_l given
-  tensor_view<Data, 2> d_W_g{};                                                    ///< (NG, D), out; W_g given
+  tensor_view<const Data, 2> d_p{};         ///< (N, d), upstream
+  tensor_view<const Data, 2> d_s{};         ///< (N, D), upstream
+  tensor_view<const Data, 1> d_r{};         ///< (N), upstream; w_l given
+  tensor_view<const Data, 1> d_g{};         ///< (D), upstream
+  tensor_view<const Data, 1> d_r_global{};  ///< (NG), upstream; W_g given
+  tensor_view<Data, 2> d_H{};               ///< (T, d), out
+  tensor_view<Data, 2> d_W_k{};             ///< (da, d), out
+  tensor_view<Data, 1> d_q_a{};             ///< (da), out
+  tensor_view<Data, 2> d_W_in{};            ///< (D, d), out
+  std::array<mamba_block_weight_grads<Data>, static_cast<std::size_t>(mara_limits::layers.max)>
+      d_blocks{};                ///< out; the first `layers`
+  tensor_view<Data, 1> d_w_l{};  ///< (D), out; w_l given
+  tensor_view<Data, 2> d_W_g{};  ///< (NG, D), out; W_g given
 };
 
 /// Checks the inputs and binds "T", "d", "N", "da", "D" and, with a global head, "NG".

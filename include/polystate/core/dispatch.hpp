@@ -18,7 +18,8 @@ namespace polystate::inline POLYSTATE_ABI {
 template <int... Values>
 struct int_list {
   static constexpr int size = sizeof...(Values);
-  static constexpr int values[size + 1] = {Values..., 0};  ///< and a 0 after the last, so that none is legal
+  static constexpr int values[sizeof...(Values) + 1] = {Values...,
+                                                        0};  ///< and a 0 after the last, so that none is legal
   static constexpr bool contains(std::int64_t v) { return ((v == Values) || ...); }
   /// "2, 3, 4"
   static std::string text() {
@@ -42,11 +43,11 @@ struct dims : int_list<Values...> {};
 /// A size's supported range, ends included.
 struct size_range {
   std::int64_t min = 1;
-  std::int64_t max = std::numeric_limits<std::int64_t>::max();
+  std::int64_t max = (std::numeric_limits<std::int64_t>::max)();
   [[nodiscard]] constexpr bool contains(std::int64_t v) const { return v >= min && v <= max; }
   /// "1 to 8", "at least 1"
   [[nodiscard]] std::string text() const {
-    if (max == std::numeric_limits<std::int64_t>::max()) return "at least " + std::to_string(min);
+    if (max == (std::numeric_limits<std::int64_t>::max)()) return "at least " + std::to_string(min);
     return std::to_string(min) + " to " + std::to_string(max);
   }
 };

@@ -6,6 +6,7 @@
 
 #include <polystate/core/macros.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -19,6 +20,7 @@ class tensor_view {
   static_assert(Rank >= 1, "a tensor_view has at least one index");
 
  public:
+  static constexpr auto count = static_cast<std::size_t>(Rank);  ///< of indices
   using element_type = T;
   using value_type = std::remove_cv_t<T>;
   static constexpr int rank = Rank;
@@ -26,7 +28,7 @@ class tensor_view {
   constexpr tensor_view() = default;
 
   /// Row-major: the last index is contiguous. Strides past 2^63 wrap: check() refuses such a shape.
-  POLYSTATE_HOST_DEVICE constexpr tensor_view(T* data, const std::int64_t (&extents)[Rank]) : data_(data) {
+  POLYSTATE_HOST_DEVICE constexpr tensor_view(T* data, const std::int64_t (&extents)[count]) : data_(data) {
     std::int64_t stride = 1;
     for (int i = Rank - 1; i >= 0; --i) {
       extents_[i] = extents[i];
@@ -37,8 +39,8 @@ class tensor_view {
   }
 
   /// Any strides, in elements.
-  POLYSTATE_HOST_DEVICE constexpr tensor_view(T* data, const std::int64_t (&extents)[Rank],
-                                              const std::int64_t (&strides)[Rank])
+  POLYSTATE_HOST_DEVICE constexpr tensor_view(T* data, const std::int64_t (&extents)[count],
+                                              const std::int64_t (&strides)[count])
       : data_(data) {
     for (int i = 0; i < Rank; ++i) {
       extents_[i] = extents[i];
@@ -80,7 +82,7 @@ class tensor_view {
   template <class... Index>
   POLYSTATE_HOST_DEVICE constexpr T& operator()(Index... index) const {
     static_assert(sizeof...(Index) == Rank && (std::is_integral_v<Index> && ...), "one integer per dimension");
-    const std::int64_t at[Rank] = {static_cast<std::int64_t>(index)...};
+    const std::int64_t at[count] = {static_cast<std::int64_t>(index)...};
     std::int64_t offset = 0;
     for (int i = 0; i < Rank; ++i) offset += at[i] * strides_[i];
     return data_[offset];
@@ -89,8 +91,8 @@ class tensor_view {
   /// The view with index `dim` fixed to `index`.
   POLYSTATE_HOST_DEVICE constexpr tensor_view<T, Rank - 1> select(int dim, std::int64_t index) const {
     static_assert(Rank > 1, "selecting from a vector is indexing it");
-    std::int64_t extents[Rank - 1] = {};
-    std::int64_t strides[Rank - 1] = {};
+    std::int64_t extents[count - 1] = {};
+    std::int64_t strides[count - 1] = {};
     for (int i = 0, j = 0; i < Rank; ++i) {
       if (i == dim) continue;
       extents[j] = extents_[i];
@@ -108,7 +110,7 @@ class tensor_view {
   }
 
   /// The view whose index i is this one's index order[i].
-  POLYSTATE_HOST_DEVICE constexpr tensor_view permuted(const int (&order)[Rank]) const {
+  POLYSTATE_HOST_DEVICE constexpr tensor_view permuted(const int (&order)[count]) const {
     tensor_view v = *this;
     for (int i = 0; i < Rank; ++i) {
       v.extents_[i] = extents_[order[i]];
@@ -124,8 +126,8 @@ class tensor_view {
   }
 
   T* data_ = nullptr;
-  std::int64_t extents_[Rank] = {};
-  std::int64_t strides_[Rank] = {};
+  std::int64_t extents_[count] = {};
+  std::int64_t strides_[count] = {};
 };
 
 static_assert(std::is_trivially_copyable_v<tensor_view<float, 3>>);

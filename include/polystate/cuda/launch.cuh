@@ -56,7 +56,7 @@ template <class Params>
 POLYSTATE_HIDDEN status launch(const char* op, const on_cuda& exec, const grid& g, void (*kernel)(Params),
                                const Params& params) {
   static_assert(std::is_trivially_copyable_v<Params>, "kernel parameters are copied byte by byte");
-  constexpr std::int64_t most_blocks = std::numeric_limits<std::int32_t>::max();
+  constexpr std::int64_t most_blocks = (std::numeric_limits<std::int32_t>::max)();
   if (g.blocks == 0) return {};
   if (g.blocks > most_blocks) {
     return {error_code::unsupported, op, "grid",

@@ -39,7 +39,7 @@ inline status check_layer_dims(const char* name, std::int64_t dk, std::int64_t d
 
 /// Entries and queries are counted in 32 bits.
 inline status check_bank_size(const char* name, const bank_plan& p) {
-  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max() - 1;
+  constexpr std::int64_t most = (std::numeric_limits<std::int32_t>::max)() - 1;
   argument_checks c(name);
   c.expect(p.capacity > 0 || p.batch * p.time == 0, error_code::shape, "bank.S",
            "capacity = 0, supported: at least 1; reserve() entries first")

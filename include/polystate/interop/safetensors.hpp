@@ -217,7 +217,7 @@ class events {
 
   bool number_unsigned(std::uint64_t value) {
     if (where_ == place::shape) {
-      if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
+      if (value > static_cast<std::uint64_t>((std::numeric_limits<std::int64_t>::max)())) {
         return unexpected("the extent " + std::to_string(value));
       }
       if (tensor().shape.size() == most_axes) return fault("more than 64 axes");

@@ -25,7 +25,7 @@ class gradient {
  public:
   template <class T>
   explicit gradient(const tensor_view<T, Rank>& operand) : sums_(static_cast<std::size_t>(operand.size()), Scalar(0)) {
-    std::int64_t extents[Rank];
+    std::int64_t extents[static_cast<std::size_t>(Rank)];
     for (int i = 0; i < Rank; ++i) extents[i] = operand.extent(i);
     if (operand) view_ = {sums_.data(), extents};
   }
@@ -88,7 +88,7 @@ class reversed_states {
     if (block != within_block_) {
       within_block_ = block;
       within_ = {starts_[static_cast<std::size_t>(block)]};
-      const std::int64_t end = std::min(steps_, (block + 1) * block_);
+      const std::int64_t end = (std::min)(steps_, (block + 1) * block_);
       for (std::int64_t i = block * block_; i + 1 < end; ++i) {
         within_.push_back(within_.back());
         advance_(within_.back(), i);

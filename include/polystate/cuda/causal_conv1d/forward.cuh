@@ -264,7 +264,7 @@ POLYSTATE_HIDDEN status launch_forward_ends(const char* name, const on_cuda& exe
   const std::int64_t clearing = p.all.packed() && p.op.y.size() > 0 ? clear_tail_blocks : 0;
   forward_ends_params<Data> ends = {.forward = p, .tail = {.all = p.all, .rows = {}}};
   if (clearing > 0) ends.tail.rows.add(p.op.y);
-  const grid g{.blocks = std::max(tiles_of(threads, tiles::threads), clearing), .threads = tiles::threads};
+  const grid g{.blocks = (std::max)(tiles_of(threads, tiles::threads), clearing), .threads = tiles::threads};
   return launch(name, exec, g, causal_conv1d_forward_ends_kernel<Data>, ends);
 }
 

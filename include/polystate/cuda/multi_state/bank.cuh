@@ -46,7 +46,7 @@ struct bank_plan {
   [[nodiscard]] std::int64_t queries() const { return batch * at_once; }
   /// Entries that a query sees, at most.
   [[nodiscard]] int columns() const {
-    return static_cast<int>(max_visible > 0 ? std::min(max_visible, capacity) : capacity);
+    return static_cast<int>(max_visible > 0 ? (std::min)(max_visible, capacity) : capacity);
   }
   [[nodiscard]] int query_pitch() const { return static_cast<int>(tiles_of(dr, 4)) * 4; }
   /// Of a staged key, (k', 1, 0 ..).

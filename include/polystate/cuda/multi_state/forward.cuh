@@ -217,8 +217,8 @@ POLYSTATE_HIDDEN status run_segments(const char* name, const on_cuda& exec,
   const std::int64_t rows = p.segments().all.packed() ? 1 : batch;
   for (std::int64_t b = 0; b < batch && p.weighs; b += window.entries) {
     for (std::int64_t t = 0; t < time && s.ok(); t += window.time) {
-      const std::int64_t last_b = std::min(b + window.entries, batch);
-      const std::int64_t last_t = std::min(t + window.time, time);
+      const std::int64_t last_b = (std::min)(b + window.entries, batch);
+      const std::int64_t last_t = (std::min)(t + window.time, time);
       const std::int64_t first = b * time + t;
       const std::int64_t count = (last_b - b) * (last_t - t);
       const auto lam = args.lam ? args.lam.slice(0, b, last_b).slice(1, t, last_t) : tensor_view<float, 4>();

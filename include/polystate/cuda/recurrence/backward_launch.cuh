@@ -58,7 +58,7 @@ struct backward_plan {
   [[nodiscard]] std::int64_t recorded() const { return heads * recorded_rows(static_cast<int>(dv)) * padded; }
   [[nodiscard]] std::int64_t skip_sums() const { return tiles_of(window, finish_slice) * batch; }
   [[nodiscard]] work_items items(const polystate::sequences& all, std::int64_t w) const {
-    return {all, time, w * window, std::min(time, (w + 1) * window)};
+    return {all, time, w * window, (std::min)(time, (w + 1) * window)};
   }
 };
 

@@ -34,7 +34,7 @@ template <class KeyDims, int MostRows>
 struct state_shapes : KeyDims {
   static constexpr int most_rows = MostRows;
 };
-using any_shape = state_shapes<key_dims, std::numeric_limits<int>::max()>;
+using any_shape = state_shapes<key_dims, (std::numeric_limits<int>::max)()>;
 
 /// Those of a call: numbers `Key` and `Value` of the caller's dims are dk and dv, or any where there are none such.
 template <class Dims, int Key, int Value>

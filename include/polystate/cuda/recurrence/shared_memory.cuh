@@ -35,10 +35,10 @@ template <class Form>
 std::size_t least_backward_bytes(std::int64_t dk, int element_bytes, int d_o_bytes) {
   std::size_t bytes = 0;
   static_cast<void>(dispatch(padded_key_dim(dk), key_dims{}, [&](auto padded) {
-    bytes = std::max(reverse_tile<Form::erases, padded, least_walkers<padded>>::bytes(element_bytes, d_o_bytes, 1),
-                     gradient_tile::bytes(padded, least_gradient_rows, least_gradient_rows, Form::erases));
+    bytes = (std::max)(reverse_tile<Form::erases, padded, least_walkers<padded>>::bytes(element_bytes, d_o_bytes, 1),
+                       gradient_tile::bytes(padded, least_gradient_rows, least_gradient_rows, Form::erases));
   }));
-  return std::max(bytes, least_forward_bytes<Form>(dk, element_bytes, false));
+  return (std::max)(bytes, least_forward_bytes<Form>(dk, element_bytes, false));
 }
 
 /// Refuses a key dim, called `size` in the operator's contract, that the device has no room for.

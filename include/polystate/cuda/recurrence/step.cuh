@@ -231,7 +231,7 @@ POLYSTATE_HIDDEN status launch_step(const char* name, const on_cuda& exec, step_
       p.pieces = step_pieces(p.in.value.extent(0), p.in.heads(), p.in.key.extent(2), tiles);
       if (rows == 4) p.ahead = static_cast<unsigned>(multiprocessors);
       return launch(name, exec,
-                    {.blocks = streams ? std::min(states * tiles, std::int64_t{step_blocks(rows)} * multiprocessors)
+                    {.blocks = streams ? (std::min)(states * tiles, std::int64_t{step_blocks(rows)} * multiprocessors)
                                        : states * tiles,
                      .threads = Split.threads,
                      .shared_bytes = Source::shared_bytes},

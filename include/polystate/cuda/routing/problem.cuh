@@ -63,7 +63,7 @@ struct routing_problem {
   /// Segments that a token sees, at most.
   [[nodiscard]] int columns() const {
     const std::int64_t most = moments.segments.most;
-    return static_cast<int>(max_visible > 0 ? std::min(max_visible, most) : most);
+    return static_cast<int>(max_visible > 0 ? (std::min)(max_visible, most) : most);
   }
   [[nodiscard]] std::int64_t tokens() const { return moments.tokens(); }
   [[nodiscard]] std::int64_t moment_heads() const { return router.reads_mu() ? moments.heads() : heads; }

@@ -77,7 +77,7 @@ router_params make_router(const router::cumulant<Data>& r) {
 template <class Router>
 router_params make_router(const router::top_k<Router>& r) {
   router_params p = make_router(r.of);
-  p.k = static_cast<int>(std::min<std::int64_t>(r.k, std::numeric_limits<int>::max()));
+  p.k = static_cast<int>(std::min<std::int64_t>(r.k, (std::numeric_limits<int>::max)()));
   p.keep_current = r.keep_current;
   return p;
 }

@@ -164,7 +164,7 @@ inline segment_table carve(workspace_carver& from, const segmentation& s) {
 
 /// Tokens and slots are counted in 32 bits.
 inline status check_segmentation(const char* name, const segmentation& s) {
-  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max() - 1;
+  constexpr std::int64_t most = (std::numeric_limits<std::int32_t>::max)() - 1;
   if (s.tokens() <= most && s.slots() <= most) return {};
   return {error_code::unsupported, name, "T",
           std::to_string(s.tokens()) + " tokens in " + std::to_string(s.slots()) + " segments, supported: up to " +

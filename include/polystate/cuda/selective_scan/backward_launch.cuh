@@ -88,7 +88,7 @@ backward_plan<Data> plan_backward(const selective_scan_args<Data, State>& args,
     const std::int64_t token_bytes =
         args.u.extent(0) * G * s.group_tiles * N * 2 * static_cast<std::int64_t>(sizeof(float));
     const std::int64_t most = BC_sums_bytes / (token_bytes > 0 ? token_bytes : 1) / chunk * chunk;
-    plan.segment_tokens = std::min(T, std::max(most, chunk));
+    plan.segment_tokens = (std::min)(T, (std::max)(most, chunk));
   }
   plan.checkpointed = T > chunk;
 
@@ -159,8 +159,8 @@ POLYSTATE_HIDDEN status launch_block(const char* name, const on_cuda& exec, back
 template <class Data>
 status check_backward_fits(const char* name, std::int64_t N, const device_limits& limits) {
   return check_shared_memory(name, "A", "N = " + std::to_string(N),
-                             std::max(compact_backward<Data>::shared_bytes(compact_backward<Data>::tile::channels, N),
-                                      compact_time_forward<Data>::shared_bytes(N)),
+                             (std::max)(compact_backward<Data>::shared_bytes(compact_backward<Data>::tile::channels, N),
+                                        compact_time_forward<Data>::shared_bytes(N)),
                              limits.shared_bytes);
 }
 
@@ -196,7 +196,7 @@ POLYSTATE_HIDDEN status run_backward(const char* name, const on_cuda& exec,
   const std::int64_t segments = T == 0 ? 1 : tiles_of(T, plan.segment_tokens);
   for (std::int64_t i = segments - 1; i >= 0 && s.ok(); --i) {
     b.segment_begin = i * plan.segment_tokens;
-    b.segment_end = std::min(T, b.segment_begin + plan.segment_tokens);
+    b.segment_end = (std::min)(T, b.segment_begin + plan.segment_tokens);
     b.continues = i + 1 < segments;
     if (!b.schedule.packed) b.schedule.chunks = tiles_of(b.segment_end - b.segment_begin, b.schedule.chunk_tokens);
     s = clear_handoff(name, exec, b.passing, b.schedule);

@@ -94,7 +94,7 @@ template <class Data, class State>
   s.blocks = s.tiles;
   if (s.packed || s.chunks == 0 || s.tiles == 0) return s;
   // Pieces but the last are walked twice, the first time for the state after them: from three pieces on it pays.
-  const std::int64_t pieces = std::min(slots / (batch_invariant ? row_tiles : s.tiles), s.chunks / 2);
+  const std::int64_t pieces = (std::min)(slots / (batch_invariant ? row_tiles : s.tiles), s.chunks / 2);
   if (may_split && pieces >= 3) {
     s.how = cut::split;
     s.piece_chunks = tiles_of(s.chunks, pieces);

@@ -30,7 +30,7 @@ class owned_tensor {
  public:
   owned_tensor() = default;
   /// Zeros.
-  explicit owned_tensor(const std::int64_t (&extents)[Rank]) : given_(true) {
+  explicit owned_tensor(const std::int64_t (&extents)[static_cast<std::size_t>(Rank)]) : given_(true) {
     std::int64_t size = 1;
     for (int i = 0; i < Rank; ++i) size *= extents_[i] = extents[i];
     elements_.assign(static_cast<std::size_t>(size), Scalar(0));
@@ -46,7 +46,7 @@ class owned_tensor {
   template <class T>
   static owned_tensor shaped_as(const tensor_view<T, Rank>& operand) {
     if (!operand) return {};
-    std::int64_t extents[Rank];
+    std::int64_t extents[static_cast<std::size_t>(Rank)];
     for (int i = 0; i < Rank; ++i) extents[i] = operand.extent(i);
     return owned_tensor(extents);
   }
@@ -64,7 +64,7 @@ class owned_tensor {
 
  private:
   bool given_ = false;
-  std::int64_t extents_[Rank] = {};
+  std::int64_t extents_[static_cast<std::size_t>(Rank)] = {};
   std::vector<Scalar> elements_;
 };
 
