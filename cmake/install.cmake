@@ -21,6 +21,7 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/polystate-config-
                                  COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
 install(FILES ${PROJECT_BINARY_DIR}/package/polystate-config-version.cmake
               ${CMAKE_CURRENT_LIST_DIR}/polystate-config.cmake ${CMAKE_CURRENT_LIST_DIR}/polystate_cuda.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/polystate_add_kernels.cmake
         DESTINATION ${polystate_cmake_dir})
 
 # The prefix is told from the file's own place: an installation may be moved.
