@@ -27,7 +27,7 @@ install(FILES ${PROJECT_BINARY_DIR}/package/polystate-config-version.cmake
 # The prefix is told from the file's own place: an installation may be moved.
 file(RELATIVE_PATH polystate_prefix_from_pkgconfig /prefix/${polystate_pkgconfig_dir} /prefix)
 string(REGEX REPLACE "/$" "" polystate_prefix_from_pkgconfig "${polystate_prefix_from_pkgconfig}")
-foreach(package IN ITEMS polystate polystate-headers)
+foreach(package IN ITEMS polystate polystate-headers polystate-cuda)
   configure_file(${CMAKE_CURRENT_LIST_DIR}/${package}.pc.in ${PROJECT_BINARY_DIR}/package/${package}.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/package/${package}.pc DESTINATION ${polystate_pkgconfig_dir})
 endforeach()

@@ -2,7 +2,7 @@
 # find_package(polystate [COMPONENTS ...]): a component is a target, and only its own dependencies are looked for.
 #
 #   headers    polystate::headers, the contracts: no dependency
-#   polystate  polystate::polystate, contracts and host backends: Eigen 3.4
+#   polystate  polystate::polystate, contracts and reference: Eigen 3.4
 #   cuda       polystate::cuda, contracts and CUDA backend, and polystate_add_kernels(): CUDA toolkit 13.0
 #
 # Without COMPONENTS: headers, and polystate where Eigen is installed. cuda is never implied: looking for the toolkit
