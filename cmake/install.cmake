@@ -21,12 +21,13 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/polystate-config-
                                  COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
 install(FILES ${PROJECT_BINARY_DIR}/package/polystate-config-version.cmake
               ${CMAKE_CURRENT_LIST_DIR}/polystate-config.cmake ${CMAKE_CURRENT_LIST_DIR}/polystate_cuda.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/polystate_add_kernels.cmake
         DESTINATION ${polystate_cmake_dir})
 
 # The prefix is told from the file's own place: an installation may be moved.
 file(RELATIVE_PATH polystate_prefix_from_pkgconfig /prefix/${polystate_pkgconfig_dir} /prefix)
 string(REGEX REPLACE "/$" "" polystate_prefix_from_pkgconfig "${polystate_prefix_from_pkgconfig}")
-foreach(package IN ITEMS polystate polystate-headers)
+foreach(package IN ITEMS polystate polystate-headers polystate-cuda)
   configure_file(${CMAKE_CURRENT_LIST_DIR}/${package}.pc.in ${PROJECT_BINARY_DIR}/package/${package}.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/package/${package}.pc DESTINATION ${polystate_pkgconfig_dir})
 endforeach()

@@ -2,8 +2,8 @@
 # find_package(polystate [COMPONENTS ...]): a component is a target, and only its own dependencies are looked for.
 #
 #   headers    polystate::headers, the contracts: no dependency
-#   polystate  polystate::polystate, contracts and host backends: Eigen 3.4
-#   cuda       polystate::cuda, contracts and CUDA backend: CUDA toolkit 13.0
+#   polystate  polystate::polystate, contracts and reference: Eigen 3.4
+#   cuda       polystate::cuda, contracts and CUDA backend, and polystate_add_kernels(): CUDA toolkit 13.0
 #
 # Without COMPONENTS: headers, and polystate where Eigen is installed. cuda is never implied: looking for the toolkit
 # is slow, and who wants it enables CUDA too. Sets polystate_<component>_FOUND.
@@ -29,6 +29,7 @@ foreach(polystate_component IN LISTS polystate_asked)
     find_package(CUDAToolkit 13.0 QUIET)
     if(CUDAToolkit_FOUND)
       include(${CMAKE_CURRENT_LIST_DIR}/polystate_cuda.cmake)
+      include(${CMAKE_CURRENT_LIST_DIR}/polystate_add_kernels.cmake)
       set(polystate_cuda_FOUND TRUE)
     else()
       set(polystate_reason "component cuda needs the CUDA toolkit 13.0 or newer")
