@@ -10,12 +10,16 @@ import sys
 import tempfile
 
 
-def main():
-    most, nvcc, *arguments = sys.argv[1:]
+def kernel_names(nvcc, arguments):
     with tempfile.TemporaryDirectory() as scratch:
         ptx = pathlib.Path(scratch) / "unit.ptx"
         subprocess.run([nvcc, *arguments, "-ptx", "-Xcicc=-O0", "-o", str(ptx)], check=True)
-        names = re.findall(r"^\s*(?:\.weak |\.visible )*\.entry (\S+)\(", ptx.read_text(), re.MULTILINE)
+        return re.findall(r"^\s*(?:\.weak |\.visible )*\.entry (\S+)\(", ptx.read_text(), re.MULTILINE)
+
+
+def main():
+    most, nvcc, *arguments = sys.argv[1:]
+    names = kernel_names(nvcc, arguments)
     print(f"{len(names)} kernels, supported: up to {most}")
     if len(names) <= int(most) and (names or most == "0"):
         return 0
