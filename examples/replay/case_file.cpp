@@ -170,6 +170,15 @@ bool case_file::has_parameter(const std::string& parameter) const {
   return metadata_.find("param." + parameter) != metadata_.end();
 }
 
+std::vector<std::string> case_file::parameters() const {
+  constexpr std::string_view prefix = "param.";
+  std::vector<std::string> names;
+  for (const auto& [key, value] : metadata_) {
+    if (key.starts_with(prefix)) names.push_back(key.substr(prefix.size()));
+  }
+  return names;
+}
+
 const std::string& case_file::text(const std::string& parameter) const { return metadata("param." + parameter); }
 
 std::int64_t case_file::integer(const std::string& parameter, std::optional<std::int64_t> otherwise) const {

@@ -82,6 +82,8 @@ class case_file {
   /// Parameters: `param.<name>` of the metadata. They throw malformed where the text is no such value, and,
   /// without a default, where the parameter is missing.
   [[nodiscard]] bool has_parameter(const std::string& parameter) const;
+  /// The names of all that the file has.
+  [[nodiscard]] std::vector<std::string> parameters() const;
   [[nodiscard]] const std::string& text(const std::string& parameter) const;
   [[nodiscard]] std::int64_t integer(const std::string& parameter, std::optional<std::int64_t> otherwise = {}) const;
   [[nodiscard]] double number(const std::string& parameter, std::optional<double> otherwise = {}) const;

@@ -3,6 +3,7 @@
 #include "replay_case.hpp"
 
 #include "judge.hpp"
+#include "parameters.hpp"
 #include "registry.hpp"
 
 #include <polystate/core/error.hpp>
@@ -93,6 +94,7 @@ std::string missing_backend(const case_file& file, const std::string& exec) {
 
 outcome replay_or_throw(const case_file& file, const options& chosen) {
   if (!has_operator(file.op())) throw skipped("operator not there yet");
+  refuse_unknown_parameters(file);
   runner* const forward = find_runner(file.op(), chosen.exec, pass::forward);
   runner* const backward = find_runner(file.op(), chosen.exec, pass::backward);
   if (forward == nullptr) throw skipped(missing_backend(file, chosen.exec));

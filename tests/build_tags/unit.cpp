@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// UNIT is first or second.
+
+#include "unit.hpp"
+
+#include <polystate/gate.hpp>
+#include <polystate/memory_plan.hpp>
+#include <polystate/routing.hpp>
+#include <polystate/separation.hpp>
+#include <polystate/state_bank.hpp>
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+namespace ps = polystate;
+
+namespace UNIT {
+
+bool throws_when_refused() {
+#if defined(__cpp_exceptions)
+  try {
+    (void)ps::plan_memory<float>({.B = -1}, ps::separation::single{}, ps::router::none{}, 1);
+  } catch (const ps::argument_error& error) {
+    return error.status().argument == "B";
+  }
+#endif
+  return false;
+}
+
+bool copies_a_bank() {
+  ps::state_bank<float> bank({.B = 1, .H = 1, .dv = 2, .dk = 2}, 2);
+  bank.view().S(0, 1, 0, 1, 1) = 3;
+  ps::state_bank<float> fork = bank;
+  fork.reserve(5);
+  fork.view().S(0, 1, 0, 1, 1) = 4;
+  return bank.view().S(0, 1, 0, 1, 1) == 3 && fork.capacity() == 5 && bank.capacity() == 2;
+}
+
+bool keeps_nan() {
+  const double g = ps::adjusted_g({.g_scale = 0}, std::numeric_limits<double>::quiet_NaN());
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &g, sizeof bits);  // std::isnan may be always false here
+  return (bits << 1) > (std::uint64_t{0x7ff} << 53);
+}
+
+bool refuses_infinity() { return !ps::check({.A_log_offset = std::numeric_limits<double>::infinity()}).ok(); }
+
+}  // namespace UNIT
