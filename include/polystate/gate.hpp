@@ -6,6 +6,7 @@
 
 #include <polystate/core/argument_checks.hpp>
 #include <polystate/core/error.hpp>
+#include <polystate/core/is_finite.hpp>
 #include <polystate/core/tensor_view.hpp>
 
 #include <cmath>
@@ -21,6 +22,8 @@ namespace polystate_detail::inline POLYSTATE_BUILD {
 inline double softplus(double x) { return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x)); }
 
 }  // namespace polystate_detail::inline POLYSTATE_BUILD
+
+inline namespace POLYSTATE_BUILD {
 
 /// Log decay of a token, at most 0:
 ///
@@ -49,11 +52,13 @@ inline double softplus(double x) { return x > 0 ? x + std::log1p(std::exp(-x)) :
 /// given reach. Throws argument_error unless tau is above 0 and finite.
 [[nodiscard]] inline double A_log_of(double tau, double dt_bias, double a = 0) {
   argument_checks c("A_log_of");
-  c.expect(tau > 0 && std::isfinite(tau), error_code::value, "tau",
+  c.expect(tau > 0 && polystate_detail::is_finite(tau), error_code::value, "tau",
            std::to_string(tau) + ", supported: above 0 and finite");
   raise_on_error(c.result());
   return -std::log(tau * polystate_detail::softplus(a + dt_bias));
 }
+
+}  // namespace POLYSTATE_BUILD
 
 /// Operands of effective_lengths(): log decays as gated_delta_rule() takes them.
 ///
@@ -66,6 +71,8 @@ struct effective_lengths_args {
   tensor_view<const T, 3> g;  ///< (B, T, H), log decay
   tensor_view<T, 1> tau;      ///< (H), out, tokens; overlaps no other operand
 };
+
+inline namespace POLYSTATE_BUILD {
 
 /// Effective context length of each head, measured on its log decays. On host memory, sums in double. Throws
 /// argument_error for operands that do not fit, before anything is written.
@@ -84,6 +91,8 @@ void effective_lengths(const effective_lengths_args<T>& args) {
   }
 }
 
+}  // namespace POLYSTATE_BUILD
+
 /// How a trained gate is moved:
 ///
 ///     A_log' = A_log_scale A_log + A_log_offset        g' = g_scale g + g_offset, at most 0
@@ -97,11 +106,13 @@ struct gate_adjustment {
   double g_offset = 0;  ///< where it is above 0, what would exceed 0 becomes 0
 };
 
+inline namespace POLYSTATE_BUILD {
+
 /// The adjustment that multiplies every effective context length by `factor`. Throws argument_error unless it is above
 /// 0 and finite.
 [[nodiscard]] inline gate_adjustment stretched_by(double factor) {
   argument_checks c("stretched_by");
-  c.expect(factor > 0 && std::isfinite(factor), error_code::value, "factor",
+  c.expect(factor > 0 && polystate_detail::is_finite(factor), error_code::value, "factor",
            std::to_string(factor) + ", supported: above 0 and finite");
   raise_on_error(c.result());
   return {.A_log_offset = -std::log(factor)};
@@ -112,7 +123,7 @@ struct gate_adjustment {
 }
 /// g = -inf stays so, unless g_scale is 0. NaN stays NaN.
 [[nodiscard]] inline double adjusted_g(const gate_adjustment& by, double g) {
-  const double scaled = by.g_scale == 0 && !std::isnan(g) ? 0 : by.g_scale * g;
+  const double scaled = by.g_scale == 0 && !polystate_detail::is_nan(g) ? 0 : by.g_scale * g;
   const double moved = scaled + by.g_offset;
   return moved > 0 ? 0 : moved;
 }
@@ -121,7 +132,7 @@ struct gate_adjustment {
 [[nodiscard]] inline status check(const gate_adjustment& by) {
   argument_checks c("gate_adjustment");
   const auto finite = [&](const char* name, double x, bool at_least_0) {
-    c.expect(std::isfinite(x) && (!at_least_0 || x >= 0), error_code::value, name,
+    c.expect(polystate_detail::is_finite(x) && (!at_least_0 || x >= 0), error_code::value, name,
              std::to_string(x) + ", supported: finite" + (at_least_0 ? ", at least 0" : ""));
   };
   finite("A_log_scale", by.A_log_scale, false);
@@ -155,4 +166,5 @@ void adjust_g(const gate_adjustment& by, const tensor_view<T, 3>& g) {
   }
 }
 
+}  // namespace POLYSTATE_BUILD
 }  // namespace polystate::inline POLYSTATE_ABI

@@ -37,6 +37,8 @@ struct memory_plan {
   [[nodiscard]] double ratio(std::int64_t to) const { return static_cast<double>(bytes()) / static_cast<double>(to); }
 };
 
+inline namespace POLYSTATE_BUILD {
+
 /// Plans the memory of a layer after T tokens a sequence. Shape, separation and router (with top_k its k) are those of
 /// the layer, operands may be absent; shape.HR and dr count only as far as the router reads moments.
 ///
@@ -91,4 +93,5 @@ template <class Data, class State = acc_t<Data>, class Separation, class Router>
   return plan;
 }
 
+}  // namespace POLYSTATE_BUILD
 }  // namespace polystate::inline POLYSTATE_ABI

@@ -25,6 +25,8 @@ struct parameter_plan {
   [[nodiscard]] std::int64_t total() const { return queries + keys + mixing + scales; }
 };
 
+inline namespace POLYSTATE_BUILD {
+
 /// Plans the parameters of a router whose token-dependent operands are linear projections, without biases, of a layer's
 /// input of d_model entries; with top_k those of the router inside. shape.H, HR and dr are those of the layer.
 ///
@@ -70,4 +72,5 @@ template <class Router>
   }
 }
 
+}  // namespace POLYSTATE_BUILD
 }  // namespace polystate::inline POLYSTATE_ABI

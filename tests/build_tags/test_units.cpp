@@ -13,6 +13,7 @@ TEST(build_tags, each_unit_keeps_its_own_containers) {
   EXPECT_TRUE(second::copies_a_bank());
 }
 
+// What the second does with a NaN is for its options to say.
 TEST(build_tags, each_unit_has_its_own_arithmetic) { EXPECT_TRUE(first::keeps_nan()); }
 
 TEST(build_tags, checks_hold_whatever_the_options) {

@@ -4,16 +4,16 @@
 /// @file
 /// Two units of one program, built with different options: what each can tell of itself.
 
-#define DECLARE_UNIT(name)                                                       \
-  namespace name {                                                               \
-  /** Asks for a plan that is refused: whether that threw an argument_error. */  \
-  bool throws_when_refused();                                                    \
+#define DECLARE_UNIT(name)                                                        \
+  namespace name {                                                                \
+  /** Asks for a plan that is refused: whether that threw an argument_error. */   \
+  bool throws_when_refused();                                                     \
   /** Makes a bank, copies it, writes to the copy: whether the first kept its. */ \
-  bool copies_a_bank();                                                          \
-  /** Where adjusted_g leaves a NaN: whether it is one. */                       \
-  bool keeps_nan();                                                              \
-  /** Whether a check() refuses an infinite offset. */                           \
-  bool refuses_infinity();                                                       \
+  bool copies_a_bank();                                                           \
+  /** Whether adjusted_g() leaves a NaN one. */                                   \
+  bool keeps_nan();                                                               \
+  /** Whether a check() refuses an infinite offset. */                            \
+  bool refuses_infinity();                                                        \
   }
 
 DECLARE_UNIT(first)

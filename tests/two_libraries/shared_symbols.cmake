@@ -23,7 +23,7 @@ foreach(library IN ITEMS FIRST SECOND)
   endif()
 
   set(${library}_code ${all})
-  list(FILTER ${library}_code INCLUDE REGEX "6detail|12on_reference|7on_cuda|10visit_exec")
+  list(FILTER ${library}_code INCLUDE REGEX "16polystate_detail|12on_reference|7on_cuda|10visit_exec")
   list(LENGTH ${library}_code count)
   if(count EQUAL 0)
     message(SEND_ERROR "${${library}} exports nothing of ours that depends on the build")

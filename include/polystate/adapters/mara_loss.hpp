@@ -9,9 +9,9 @@
 #include <polystate/core/element.hpp>
 #include <polystate/core/error.hpp>
 #include <polystate/core/exec.hpp>
+#include <polystate/core/is_finite.hpp>
 #include <polystate/core/tensor_view.hpp>
 
-#include <cmath>
 #include <cstdint>
 #include <string>
 
@@ -56,7 +56,7 @@ struct mara_loss_grads {
 template <class Data>
 void check_inputs(argument_checks& c, const mara_loss_args<Data>& args) {
   const auto finite = [&](const char* name, double value) {
-    c.expect(std::isfinite(value) && value >= 0, error_code::value, name,
+    c.expect(polystate_detail::is_finite(value) && value >= 0, error_code::value, name,
              std::to_string(value) + ", supported: finite, at least 0");
   };
   c.required("r", args.r, {"N"})

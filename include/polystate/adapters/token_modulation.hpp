@@ -12,9 +12,9 @@
 #include <polystate/core/element.hpp>
 #include <polystate/core/error.hpp>
 #include <polystate/core/exec.hpp>
+#include <polystate/core/is_finite.hpp>
 #include <polystate/core/tensor_view.hpp>
 
-#include <cmath>
 #include <string>
 
 namespace polystate::inline POLYSTATE_ABI {
@@ -155,7 +155,7 @@ template <class Data>
 void check_toplora_modulator(argument_checks& c, const toplora_args<Data>& args) {
   c.required("P", args.P, {"r", "din"})
       .optional("rms_w", args.rms_w, {"r"})
-      .expect(std::isfinite(args.rms_eps) && args.rms_eps > 0, error_code::value, "rms_eps",
+      .expect(polystate_detail::is_finite(args.rms_eps) && args.rms_eps > 0, error_code::value, "rms_eps",
               std::to_string(args.rms_eps) + ", supported: above 0");
 }
 

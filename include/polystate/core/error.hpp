@@ -68,6 +68,8 @@ class cuda_error : public std::runtime_error {
   polystate::status status_;
 };
 
+inline namespace POLYSTATE_BUILD {  // it throws or aborts
+
 /// Throws what the status says, if it is not ok. Where exceptions are off it prints the message and aborts:
 /// use the try_ forms there.
 inline void raise_on_error(status s) {
@@ -81,4 +83,5 @@ inline void raise_on_error(status s) {
 #endif
 }
 
+}  // namespace POLYSTATE_BUILD
 }  // namespace polystate::inline POLYSTATE_ABI

@@ -2,7 +2,7 @@
 #pragma once
 
 /// @file
-/// A test for infinity and NaN that -ffast-math leaves standing.
+/// Tests for infinity and NaN that -ffast-math leaves standing.
 
 #include <polystate/core/macros.hpp>
 
@@ -12,11 +12,17 @@
 namespace polystate::inline POLYSTATE_ABI {
 namespace polystate_detail {
 
-/// Whether x is neither infinite nor NaN. By its bits: with -ffinite-math-only std::isfinite is always true, and checks
-/// have one name whatever the flags.
+// By the bits: -ffinite-math-only makes std::isfinite always true and std::isnan always false, not only in the unit
+// that it compiles but, where the linker merges them, in every unit of the program.
+
+inline constexpr std::uint64_t exponent_bits = 0x7ff0000000000000u;
+
+/// Whether x is neither infinite nor NaN.
 [[nodiscard]] constexpr bool is_finite(double x) {
-  constexpr std::uint64_t exponent = 0x7ff0000000000000u;
-  return (std::bit_cast<std::uint64_t>(x) & exponent) != exponent;
+  return (std::bit_cast<std::uint64_t>(x) & exponent_bits) != exponent_bits;
+}
+[[nodiscard]] constexpr bool is_nan(double x) {
+  return (std::bit_cast<std::uint64_t>(x) & ~(std::uint64_t{1} << 63)) > exponent_bits;
 }
 
 }  // namespace polystate_detail
