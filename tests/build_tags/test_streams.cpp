@@ -19,10 +19,11 @@ struct BuildTags : testing::Test {
   void TearDown() override { EXPECT_EQ(cudaFree(memory), cudaSuccess); }
 
   [[nodiscard]] ps::causal_conv1d_args<float> args() const {
-    return {.x = {memory, {1, 3, 1}}, .weight = {memory + 3, {1, 2}}, .y = {memory + 5, {1, 3, 1}}};
+    auto* values = static_cast<float*>(memory);
+    return {.x = {values, {1, 3, 1}}, .weight = {values + 3, {1, 2}}, .y = {values + 5, {1, 3, 1}}};
   }
 
-  float* memory = nullptr;
+  void* memory = nullptr;
 };
 
 }  // namespace
