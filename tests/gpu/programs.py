@@ -16,9 +16,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 RUNS = "gpu_runs.json"  # in the build folder, by tests/CMakeLists.txt: what a GPU is to run
 LISTING = "cuda_programs.json"  # in the build folder, and travels with the programs: listed()
 
-# Of a command line, what is no setting of the program: paths, files, warnings, and the host's optimisation.
-_WITH_VALUE = ("-MT", "-MF", "-o", "-x", "-isystem", "-I")
-_NO_SETTING = re.compile(r"-I.+|-isystem=.+|-MD|-c|-W.*|-Xcompiler=-W.*|-w|--Werror=.*|-O\w*|-g")
+# Of a command line, what is no setting of the program: paths, files, warnings, and the host's compiler and optimisation.
+_WITH_VALUE = ("-MT", "-MF", "-o", "-x", "-isystem", "-I", "-ccbin")
+_NO_SETTING = re.compile(r"-I.+|-isystem=.+|-ccbin=.+|-MD|-c|-W.*|-Xcompiler=-W.*|-w|--Werror=.*|-O\w*|-g")
 
 
 def ninja(build, *arguments):
@@ -44,7 +44,8 @@ def nvcc_release(build):
 
 
 def settings_of(command, compilers, source):
-    """Of a compiler's command line, the options that decide what the program is, in their order."""
+    """Of a compiler's command line, the options that decide what the program is: each once and sorted, since CMake's
+    versions differ in their order and give some of them twice."""
     words = shlex.split(command)
     words = words[next(i for i, word in enumerate(words) if word in compilers) + 1:]
     kept = []
@@ -54,7 +55,7 @@ def settings_of(command, compilers, source):
             words.pop(0)
         elif word != source and not _NO_SETTING.fullmatch(word):
             kept.append(word)
-    return " ".join(kept)
+    return " ".join(sorted(set(kept)))
 
 
 def _placeless(text, build):

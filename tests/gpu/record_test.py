@@ -77,7 +77,7 @@ class File(unittest.TestCase):
 
 class Settings(unittest.TestCase):
     def test_what_decides_the_program(self):
-        line = ("cmake -E env A=b ccache /bin/nvcc -I/a -isystem /b -isystem=/c -O1 -DNDEBUG '-DX=\"y z\"' -arch=sm_90a -std=c++20 "
+        line = ("cmake -E env A=b ccache /bin/nvcc -ccbin=/c++ -std=c++20 -I/a -isystem /b -isystem=/c -O1 -DNDEBUG '-DX=\"y z\"' -arch=sm_90a -std=c++20 "
                 "-Xcompiler=-Wall,-Werror --Werror=all-warnings -MD -MT x.o -MF x.d -x cu -c /p/x.cu -o x.o -Xptxas=-O2")
         self.assertEqual(programs.settings_of(line, ("/bin/c++", "/bin/nvcc"), "/p/x.cu"),
                          '-DNDEBUG -DX="y z" -arch=sm_90a -std=c++20 -Xptxas=-O2')

@@ -20,7 +20,7 @@ polystate::status check(const args_type& args) { return polystate::check(args); 
 void convolve(const args_type& args) { polystate::causal_conv1d(backend{}, args); }
 
 const void* operator_address() {
-  polystate::status (*code)(const backend&, const args_type&) = &polystate::try_causal_conv1d<float>;
+  polystate::status (*code)(const backend&, const args_type&) = &polystate::try_causal_conv1d<polystate::dims<>, float>;
   return reinterpret_cast<const void*>(code);
 }
 
