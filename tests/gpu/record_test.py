@@ -80,7 +80,7 @@ class Settings(unittest.TestCase):
         line = ("cmake -E env A=b ccache /bin/nvcc -ccbin=/c++ -std=c++20 -I/a -isystem /b -isystem=/c -O1 -DNDEBUG '-DX=\"y z\"' -arch=sm_90a -std=c++20 "
                 "-Xcompiler=-Wall,-Werror --Werror=all-warnings -MD -MT x.o -MF x.d -x cu -c /p/x.cu -o x.o -Xptxas=-O2")
         self.assertEqual(programs.settings_of(line, ("/bin/c++", "/bin/nvcc"), "/p/x.cu"),
-                         '-DNDEBUG -DX="y z" -arch=sm_90a -std=c++20 -Xptxas=-O2')
+                         '-DNDEBUG -DX="y z" -Xptxas=-O2 -arch=sm_90a -std=c++20')
 
 
 class Bundle(unittest.TestCase):
