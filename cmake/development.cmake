@@ -24,6 +24,8 @@ add_library(polystate_development INTERFACE)
 target_compile_options(
   polystate_development
   INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wconversion;-Werror>
+            # Less garbage collection: about 6 % of the time, for 150 MB.
+            $<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-heapsize=600000>
             $<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-Xcompiler=-Wall,-Wextra,-Wconversion,-Werror;--Werror=all-warnings>)
 
 set(POLYSTATE_SANITIZE "" CACHE STRING "Sanitizers of our own programs, as in -fsanitize=: address,undefined")
