@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Each unit launches on the stream 0 that it was built for. While the thread's stream is captured, work on it is
-// recorded, and work on the stream of the whole process is an error that ends the capture.
+// recorded, and work on the stream of the whole process is an error that ends the capture. bugs B178.
 
 #include "stream_unit.hpp"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two units of one program, the second built with the options of one test: each runs its own code. Without inlining
 // both define every function; where two had one name, the linker would keep that of the unit it meets first.
+// bugs B163, B178.
 
 #include "unit.hpp"
 

@@ -18,7 +18,7 @@ LISTING = "cuda_programs.json"  # in the build folder, and travels with the prog
 
 # Of a command line, what is no setting of the program: paths, files, warnings, and the host's compiler and optimisation.
 _WITH_VALUE = ("-MT", "-MF", "-o", "-x", "-isystem", "-I", "-ccbin")
-_NO_SETTING = re.compile(r"-I.+|-isystem=.+|-ccbin=.+|-MD|-c|-W.*|-Xcompiler=-W.*|-w|--Werror=.*|-O\w*|-g")
+_NO_SETTING = re.compile(r"-I.+|-isystem=.+|-ccbin=.+|--param=.+|-MD|-c|-W.*|-Xcompiler=-W.*|-w|--Werror=.*|-O\w*|-g")
 
 
 def ninja(build, *arguments):
