@@ -138,9 +138,11 @@
 /// - stream 0: of the process, or of each thread (nvcc --default-stream).
 ///
 /// What no macro shows is not in the name: give units that are linked into one program the same -use_fast_math, -ftz,
-/// -prec-div, -prec-sqrt and -fmad of nvcc, -ffp-contract and -fno-math-errno. NDEBUG and -fno-rtti change none of our
-/// code. Eigen has no such tag: libraries that embed the host backends at different SIMD levels should be built with
-/// -fvisibility=hidden, or they share Eigen's functions.
+/// -prec-div, -prec-sqrt and -fmad of nvcc, -ffp-contract and -fno-math-errno. -fno-rtti is not in the name either, so
+/// that units with and without it can catch each other's errors; to ask a caught one for its dynamic type (typeid,
+/// dynamic_cast), build all units with RTTI. NDEBUG changes none of our code. Eigen has no such tag: libraries that
+/// embed the host backends at different SIMD levels should be built with -fvisibility=hidden, or they share Eigen's
+/// functions.
 #define POLYSTATE_BUILD                                                                                        \
   POLYSTATE_DETAIL_PASTE_BUILD(POLYSTATE_DETAIL_TAG_OPENMP, POLYSTATE_DETAIL_TAG_EXCEPTIONS,                   \
                                POLYSTATE_DETAIL_TAG_MATH, POLYSTATE_DETAIL_TAG_SIMD, POLYSTATE_DETAIL_TAG_FMA, \

@@ -7,7 +7,10 @@
 
 #include <gtest/gtest.h>
 
-TEST(build_tags, each_unit_throws_as_it_was_built_to) { EXPECT_TRUE(first::throws_when_refused()); }
+TEST(build_tags, each_unit_throws_as_it_was_built_to) {
+  EXPECT_TRUE(first::throws_when_refused());
+  EXPECT_TRUE(first::throws_when_a_chain_is_refused());
+}
 
 TEST(build_tags, each_unit_keeps_its_own_containers) {
   EXPECT_TRUE(first::copies_a_bank());

@@ -3,6 +3,7 @@
 
 #include "unit.hpp"
 
+#include <polystate/adapters/mara_chain.hpp>
 #include <polystate/gate.hpp>
 #include <polystate/memory_plan.hpp>
 #include <polystate/routing.hpp>
@@ -14,6 +15,14 @@
 #include <limits>
 
 namespace ps = polystate;
+
+/// A hook of both units: a function template that it instantiates has one name, but for the build's.
+struct same_scores {
+  const double* scores;
+  ps::tensor_view<const double, 1> operator()(std::int64_t, const ps::tensor_view<const std::int64_t, 1>&) const {
+    return {scores, {2}};
+  }
+};
 
 namespace UNIT {
 
@@ -27,6 +36,24 @@ bool throws_when_refused() {
     (void)plan(-1);
   } catch (const ps::argument_error& error) {
     return error.status().argument == "B";
+  }
+#endif
+  return false;
+}
+
+bool throws_when_a_chain_is_refused() {
+  constexpr double scores[2] = {1, 2};
+  std::int64_t best = -1;
+  const auto select = [&](std::int64_t candidates) {
+    ps::mara_chain(same_scores{scores}, {.candidates = candidates, .passes = 1, .topk = {&best, {1}}});
+  };
+  select(2);
+  if (best != 1) return false;
+#if defined(__cpp_exceptions)
+  try {
+    select(0);
+  } catch (const ps::argument_error& error) {
+    return error.status().argument == "candidates";
   }
 #endif
   return false;

@@ -50,6 +50,8 @@ struct mara_chain_args {
   return c.result();
 }
 
+inline namespace POLYSTATE_BUILD {
+
 /// What mara_chain() does, with a status for an exception.
 template <class Score>
 [[nodiscard]] status try_mara_chain(Score&& score, const mara_chain_args& args) {
@@ -103,5 +105,7 @@ template <class Score>
 void mara_chain(Score&& score, const mara_chain_args& args) {
   raise_on_error(try_mara_chain(std::forward<Score>(score), args));
 }
+
+}  // namespace POLYSTATE_BUILD
 
 }  // namespace polystate::inline POLYSTATE_ABI
