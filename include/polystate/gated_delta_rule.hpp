@@ -249,8 +249,8 @@ template <class Dims = dims<>, class Data, class Rule, class State>
 /// Tokens behind the last entry of cu_seqlens are of no sequence: the reference refuses them, on CUDA their outputs and
 /// gradients are 0 and they add to no sum; the first entry counts as 0. validate(exec, args) refuses both.
 ///
-/// With qk_l2norm CUDA sums a row's squares in float: where a row is not 0, the sum with l2norm_eps must lie between
-/// 1e-30 and 1e38. validate(exec, args) finds rows that leave that.
+/// With qk_l2norm CUDA sums a row's squares in float. Supported: rows of zeros, and rows whose sum of squares plus
+/// l2norm_eps is at least 1e-30 and at most 1e38. validate(exec, args) finds other rows.
 ///
 /// gated_delta_rule<dims<128, 128>>(exec, args) compiles that shape (dk, dv) alone and refuses others.
 ///

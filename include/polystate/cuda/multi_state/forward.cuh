@@ -183,8 +183,8 @@ inline POLYSTATE_HIDDEN status run_weights(const char* name, const cuda_policy a
   return s.ok() && lam ? route::launch_weights(name, exec, weights) : s;
 }
 
-/// The whole forward pass. `Shapes` and `MomentShapes` are those of recurrence and moments that may be
-/// met.
+/// The whole forward pass. `Shapes` and `MomentShapes` list the sizes of the recurrence and of the moments
+/// that are compiled.
 template <class Shapes, class MomentShapes, class Data, class Rule, class Separation, class Router, class State>
 POLYSTATE_HIDDEN status run_segments(const char* name, const on_cuda& exec,
                                      const multi_state_args<Data, Rule, Separation, Router, State>& args,

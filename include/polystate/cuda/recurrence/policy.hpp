@@ -164,8 +164,8 @@ struct walk_choice {
   std::size_t shared_bytes = 0;
 };
 
-/// `bytes(std::integral_constant<int, walkers>, key_buffers)`: shared memory of a block. What is chosen fits if the
-/// kernel of least_walkers does.
+/// `bytes(std::integral_constant<int, walkers>, key_buffers)`: shared memory of a block. The choice fits the
+/// limit if the kernel of least_walkers fits it.
 template <int Padded, class Bytes>
 walk_choice choose_walk(std::int64_t states, std::int64_t dv, const device_limits& limits, Bytes&& bytes) {
   const auto fits = [&](auto walkers, int key_buffers) { return bytes(walkers, key_buffers) <= limits.shared_bytes; };

@@ -121,7 +121,7 @@ inline status check_moments_fit(const char* name, const moment_problem& p, const
                                                                                   bytes, false, limits);
 }
 
-/// The segments as items of one batch entry: those of the layer, or packed sequences.
+/// The items of one batch entry: the segments of the layer, or those of packed sequences.
 template <class Items>
 Items make_items(const moment_problem& p, const moment_memory& m) {
   if constexpr (std::is_same_v<Items, segment_items>) {

@@ -33,7 +33,7 @@ constexpr int capacity_for(std::int64_t N) {
   return 0;
 }
 
-/// Whether a call may meet a split: the caller's fixed N has those of its capacity.
+/// Whether a call can use a split of the lanes: any if N is a run-time value, else the splits of N's capacity.
 template <class Dims>
 constexpr bool may_meet(const split& lanes) {
   return Dims::size == 0 || lanes.capacity() == capacity_for(Dims::values[0]);
